@@ -37,9 +37,9 @@ from benchmarks.common.settings import (
     settings_lines,
     write_json,
 )
+from treespec.cpu import prepack_linears
 from treespec.hf import tree_attention_mask
 from treespec.hf.attention.folded import FoldedAttention
-from treespec.hf.cpu import prepack_linears
 from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading import smollm2
 from treespec.tree import TokenTree

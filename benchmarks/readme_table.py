@@ -1,9 +1,9 @@
-"""Write README's tables of times from the committed results of the demo and the peers.
+"""Write README's table of times from the committed results of the peers.
 
     python -m benchmarks.readme_table
 
-They stand between `<!-- demo -->` and `<!-- /demo -->`, `<!-- peers -->` and `<!-- /peers -->`; without results
-the part is left empty. `tests/benchmarks/test_readme_table.py` compares README with the files.
+It stands between `<!-- peers -->` and `<!-- /peers -->`. `tests/benchmarks/test_readme_table.py` compares README with
+the file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import argparse
 import json
 import re
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,8 @@ from benchmarks.peers.contestants import OPTIMIZED, PLAIN, title
 from benchmarks.peers.report import complete, ms_per_token
 
 README = Path(__file__).parents[1] / "README.md"
-DEMO, PEERS = "demo/results.json", "peers/peers.json"
-DEMO_TITLES = {"plain generate": "plain `generate`", "transformers' prompt lookup": "transformers' prompt lookup"}
+PEERS = "peers/peers.json"
+PART = re.compile(r"(<!-- peers -->\n).*?(<!-- /peers -->)", re.DOTALL)
 
 
 def main() -> None:
@@ -33,62 +32,39 @@ def main() -> None:
 
 
 def written(text: str) -> str:
-    """README's text with the parts between the marks as the results have them."""
-    for name, part in parts().items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-        text, count = re.subn(pattern, lambda found, part=part: found[1] + part + found[2], text, flags=re.DOTALL)
-        if count != 1:
-            raise ValueError(f"README.md has {count} parts between <!-- {name} --> and <!-- /{name} -->, expected one")
+    """README's text with the part between the marks as the results have it."""
+    part = peers_part(json.loads((RESULTS / PEERS).read_text()))
+    text, count = PART.subn(lambda found: found[1] + part + found[2], text)
+    if count != 1:
+        raise ValueError(f"README.md has {count} parts between <!-- peers --> and <!-- /peers -->, expected one")
     return text
 
 
-def parts() -> dict[str, str]:
-    makers = {"demo": (DEMO, demo_part), "peers": (PEERS, peers_part)}
-    files = {name: (RESULTS / file, make) for name, (file, make) in makers.items()}
-    return {name: make(json.loads(path.read_text())) if path.is_file() else "" for name, (path, make) in files.items()}
-
-
-def demo_part(data: dict[str, Any]) -> str:
-    """Medians over prompts of the medians over rounds; the last contestant with its speed."""
-    runs, rows = data["runs"], []
-    for name, prompts in runs.items():
-        ms = [1e3 * median(run["seconds"]) / run["num_tokens"] for run in prompts.values()]
-        passes = [run["num_tokens"] / median(run["num_passes"]) for run in prompts.values()]
-        title = DEMO_TITLES.get(name, name.removeprefix("treespec, "))
-        speed = f" ({demo_speed(data):.2f} times as fast as plain)" if name == [*runs][-1] else ""
-        rows.append([title, f"{median(ms):.1f}{speed}", f"{median(passes):.2f}"])
-    return markdown_table(["", "ms per token", "tokens per target pass"], rows)
-
-
-def demo_speed(data: dict[str, Any]) -> float:
-    """The last contestant's speed against plain: the median over prompts of the median ratio over rounds."""
-    plain, mine = data["runs"]["plain generate"], [*data["runs"].values()][-1]
-    return median(
-        median(
-            (other / plain[name]["num_tokens"]) / (own / mine[name]["num_tokens"])
-            for own, other in zip(mine[name]["seconds"], plain[name]["seconds"], strict=True)
-        )
-        for name in plain
-    )
-
-
 def peers_part(data: dict[str, Any]) -> str:
-    """A table per temperature."""
-    lines = []
-    for cell, found in data["found"].items():
-        prompts, run = complete(found["prompts"]), found["run"]
-        times = {name: ms_per_token(prompts, name) for name in next(iter(prompts.values()))}
-        rows = [
-            [title(name), f"{np.median(ms):.1f}", *(ratio(times[plain], ms).text() for plain in (PLAIN, OPTIMIZED))]
-            for name, ms in sorted(times.items(), key=lambda item: -np.median(item[1]))
-        ]
-        lines += [
-            f"{len(prompts)} held-out prompts, {run['new_tokens']} new tokens, {cell}, PyTorch's threads: "
-            f"{run['threads']}, reading the prompt left out "
-            f"([`peers.md`](benchmarks/results/peers/peers.md), `{run['command'].split(' --')[0]}`):\n",
-            markdown_table(["", "ms per token", "times plain", "times plain, optimized"], rows),
-        ]
-    return "\n".join(lines)
+    """A row per contestant, the slowest first, with three columns per temperature."""
+    cells = {cell: (complete(found["prompts"]), found["run"]) for cell, found in data["found"].items()}
+    columns = {cell: _times(prompts) for cell, (prompts, _) in cells.items()}
+    names = dict.fromkeys(name for column in columns.values() for name in column)
+    rows = [
+        [title(name), *(text for column in columns.values() for text in column.get(name, [""] * 3))] for name in names
+    ]
+    about = "; ".join(
+        f"{cell}, {len(prompts)} held-out prompts, {run['new_tokens']} new tokens, {run['threads']} thread"
+        for cell, (prompts, run) in cells.items()
+    )
+    headings = [f"{cell}: {what}" for cell in cells for what in ("ms per token", "times plain", "times optimized")]
+    command = next(iter(cells.values()))[1]["command"].split(" --")[0]
+    source = f"[`peers.md`](benchmarks/results/peers/peers.md), `{command}`"
+    return f"{about}; reading the prompt left out ({source}):\n\n" + markdown_table(["", *headings], rows)
+
+
+def _times(prompts: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """By contestant, the slowest first: milliseconds per token, and speed in times of both kinds of plain decoding."""
+    times = {name: ms_per_token(prompts, name) for name in next(iter(prompts.values()))}
+    return {
+        name: [f"{np.median(ms):.1f}", *(f"{ratio(times[plain], ms).value:.2f}" for plain in (PLAIN, OPTIMIZED))]
+        for name, ms in sorted(times.items(), key=lambda item: -np.median(item[1]))
+    }
 
 
 if __name__ == "__main__":

@@ -76,6 +76,22 @@ def test_bools_are_refused_as_numbers(kind: str, name: str) -> None:
         MADE[kind](**{name: True})
 
 
+FLAGS = [
+    (kind, name)
+    for kind in MADE
+    for name, parameter in inspect.signature(globals()[kind]).parameters.items()
+    if re.fullmatch(r"bool( \| None)?", str(parameter.annotation))
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), FLAGS)
+@pytest.mark.parametrize("value", ["no", 1])
+def test_other_values_are_refused_as_flags(kind: str, name: str, value: object) -> None:
+    """The string "no" would count as true."""
+    with pytest.raises(ConfigError, match=f"{name} must be True or False, got {value!r}"):
+        MADE[kind](**{name: value})
+
+
 def test_large_options_are_shown_by_their_class() -> None:
     model = tiny_llama()
     assert repr(TreeSpeculation(model, tree=4)).startswith("TreeSpeculation(DraftModel(scorer=<TreeScorer>")

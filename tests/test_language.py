@@ -53,6 +53,13 @@ FORMER_WORDS = {
     r"\bblock (?:drafters?|heads?|configs?)\b|\bis dspark\b|\bblock[- ]parallel\b": "DFlash, `dflash`",
 }
 """Patterns of words, upper and lower case alike, to what says it now."""
+LIBRARY_WORDS = {
+    r"\bso many\b(?! that)": "this many, or the name of the number",
+    r"(?<!left it )(?<!\. )\bbehind\b(?! ?`)": "after",
+    r"\b(?:this|that|a|its|these|those) rooms?\b(?! for)": "package, buffer",
+    r"\bmay lie\b|\bgoes on\b|\bwhoever\b|\bas it was\b": "may be; continues; name the subject; unchanged",
+}
+"""The same in the library's docstrings, comments and messages."""
 FORMER_NAMES = r"(?<!For)CausalLM\b(?!Output)|\bRecurrentLM\b|\bStaticLM\b"
 """Classes that are `TreeScorer`, `RecurrentScorer` and `StaticScorer` now."""
 
@@ -108,6 +115,12 @@ def findings(pattern: str, prefix: str = "") -> list[str]:
 def test_former_words_do_not_come_back(former: str) -> None:
     found = findings(former)
     assert not found, f"say {FORMER_WORDS[former]}:\n" + "\n".join(found[:20])
+
+
+@pytest.mark.parametrize("word", LIBRARY_WORDS)
+def test_the_library_speaks_plainly(word: str) -> None:
+    found = findings(word, "treespec/")
+    assert not found, f"say {LIBRARY_WORDS[word]}:\n" + "\n".join(found[:20])
 
 
 def test_former_names_of_scorers_do_not_come_back() -> None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+ROOMS = ("cpu", "grammars", "hf", "lab")
+"""What is public in them and not here is named with them: `treespec.cpu.prepack_linears`."""
 LAB = ("TraceFile", "check", "diagnose", "load_setting", "read_trace", "save_setting")
 """What is in `treespec.lab`."""
 
@@ -81,9 +83,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """What needs transformers is imported at its first use: `treespec.vllm` needs none."""
-    if name not in (*__all__, "hf", "lab"):
+    if name not in (*__all__, *ROOMS):
         raise AttributeError(f"module 'treespec' has no attribute {name!r}")
-    room = name if name in ("hf", "lab") else "lab" if name in LAB else "hf"
+    room = name if name in ROOMS else "lab" if name in LAB else "hf"
     try:
         module = import_module(f"treespec.{room}")
     except ImportError as error:

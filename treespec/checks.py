@@ -62,6 +62,13 @@ def check_count(name: str, value: int, least: int = 1) -> int:
     return value
 
 
+def check_flag(name: str, value: bool) -> bool:
+    """Raises `ConfigError`: `value` is not True or False, such as "no", which counts as true."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
 def check_number(name: str, value: float, is_good: Callable[[Any], bool], wanted: str) -> float:
     """Raises `ConfigError`: `value` is not a number for which `is_good` holds; `wanted` says which ones are."""
     if isinstance(value, bool) or not isinstance(value, Real) or not is_good(value):

@@ -50,4 +50,4 @@ class TraceError(TreespecError, ValueError):
 
 
 class TreespecWarning(UserWarning):
-    """A named fallback: treespec goes on in another way than asked, and says so once."""
+    """A named fallback: treespec continues in another way than asked, and says so once."""

@@ -57,7 +57,7 @@ class CausalScorer(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where it returns logits."""
+        """The device of its logits."""
 
     @property
     def max_positions(self) -> int | None:
@@ -338,7 +338,7 @@ class ServingDrafter(Drafter, Protocol):
     """A drafter whose rows may also join a running call, as a server's requests do."""
 
     def add_rows(self, num_rows: int) -> None:
-        """The session's history has so many new rows, its last ones."""
+        """The session's history has this many new rows, its last ones."""
 
 
 @runtime_checkable

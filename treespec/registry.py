@@ -43,7 +43,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
         return part  # pyright: ignore[reportReturnType]
 
     def __contains__(self, name: object) -> bool:
-        """Without loading the part, as `Mapping` would."""
+        """Whether the name is registered; unlike `Mapping`'s, this does not load the part."""
         return name in self._parts
 
     def __iter__(self) -> Iterator[str]:

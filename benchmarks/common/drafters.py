@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from treespec import Eagle3, load_drafter, optimize, shipped_head
+from treespec.cpu.native import NativeError
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling, WarmStart
 from treespec.drafters.lookup.suffix_store import SuffixStore
 from treespec.drafters.lookup.suffix_text import SuffixText
 from treespec.drafters.merge.opinion_pool import OpinionPool
-from treespec.hf.cpu.native import NativeError
 from treespec.hf.loading.smollm2 import NAME
 from treespec.protocols import CausalScorer, Drafter
 

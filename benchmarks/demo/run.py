@@ -24,14 +24,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.common import prompts
-from benchmarks.common.progress import progress_bar
 from benchmarks.common.prompts import Prompt
 from benchmarks.common.settings import load_average, parser, settings, write_json
 from benchmarks.demo.picture import most_instructive_step, node_probs, terminal_tree
 from treespec import Chain, TreeSpeculation, WarmStart, load_drafter, shipped_head
-from treespec.commands.bench import measured_of
-from treespec.commands.tables import prompt_table, summary_table
-from treespec.hf.cpu import prepack_linears
+from treespec.commands.bench import measured_of, prompt_table, summary_table
+from treespec.commands.console import progress_bar
+from treespec.cpu import prepack_linears
 from treespec.hf.loading import smollm2
 from treespec.lab.measure.paired import (
     PLAIN,
@@ -39,12 +38,12 @@ from treespec.lab.measure.paired import (
     Bench,
     Contestant,
     Runs,
-    measure,
-    num_decodings,
+    in_turn,
+    measure_checked,
     raw_numbers,
     speeds,
 )
-from treespec.lab.selftest.agreement import TIE, Plain
+from treespec.lab.selftest.agreement import TIE
 from treespec.viz import draw_tree, plot_comparison
 
 QUICK = ("chat", "code", "maths", "summary")
@@ -87,18 +86,16 @@ def main() -> None:
     warn_of_load(console)
     prepack_linears(model)
     bench = DemoBench(model, tokenizer, [p for p in prompts.DEMO if args.full or p.name in QUICK], args.new_tokens)
+    chain, tree = bench.chain(NUM_CHAIN), bench.tree(NUM_TREE)
     with progress_bar(console) as progress:
-        plains = references(bench, progress)
-        chain, tree = bench.chain(NUM_CHAIN), bench.tree(NUM_TREE)
         if args.full:
             chain = fastest([bench.chain(k) for k in CHAINS], bench, progress, "choosing a chain")
             tree = fastest([bench.tree(n) for n in TREES], bench, progress, "choosing a tree")
         lookup = Contestant("prompt lookup", lambda: {"prompt_lookup_num_tokens": 10})
         load_before = load_average()
         contestants = [Contestant(PLAIN, dict), lookup, chain, tree]
-        task = progress.add_task("measuring", total=num_decodings(4, len(bench.inputs), args.rounds))
-        runs = measure(contestants, bench, args.rounds, partial(progress.advance, task))
-    agreements = {name: bench.agreements(plains, mine) for name, mine in runs.items()}
+        task = progress.add_task("measuring", total=bench.num_calls(len(contestants), args.rounds))
+        runs, agreements = measure_checked(contestants, bench, args.rounds, partial(progress.advance, task))
     load = f"load average {load_before} before, {load_average()} after"
     setting = f"{args.threads} threads, {args.rounds} rounds, {args.new_tokens} new tokens, {load}"
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -112,28 +109,12 @@ def main() -> None:
         sys.exit("An output differs from plain greedy decoding: this is a bug, please report it.")
 
 
-def references(bench: DemoBench, progress: Progress) -> dict[str, Plain]:
-    """Plain continuations with their logit gaps; untimed, so they warm the model up as well."""
-    task = progress.add_task("plain reference", total=len(bench.inputs))
-    plains = {}
-    for name in bench.inputs:
-        plains[name] = bench.reference(name)
-        progress.advance(task)
-    return plains
-
-
 def fastest(candidates: list[Contestant], bench: DemoBench, progress: Progress, description: str) -> Contestant:
     """The candidate with the lowest time per token over the first prompts."""
     names = list(bench.inputs)[:NUM_TRIAL_PROMPTS]
-    task = progress.add_task(description, total=len(candidates) * len(names))
-    options = [candidate.options() for candidate in candidates]
-    bench.decode(names[0], candidates[0].options())
-    times = [0.0] * len(candidates)
-    for name in names:
-        for index, option in enumerate(options):
-            times[index] += bench.decode(name, option).ms_per_token
-            progress.advance(task)
-    return candidates[times.index(min(times))]
+    task = progress.add_task(description, total=len(candidates) * (len(names) + 1))
+    rounds = [runs for _, runs in in_turn(candidates, bench, 1, names, partial(progress.advance, task))]
+    return min(candidates, key=lambda candidate: sum(runs[candidate.name].ms_per_token for runs in rounds))
 
 
 def picture_step(bench: DemoBench, path: Path, console: Console) -> None:

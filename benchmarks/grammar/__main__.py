@@ -27,6 +27,7 @@ from benchmarks.common.estimates import quotient, ratio
 from benchmarks.common.prompts import Prompt, encode
 from benchmarks.common.settings import (
     RESULTS,
+    digest,
     load_average,
     markdown_table,
     parser,
@@ -34,12 +35,12 @@ from benchmarks.common.settings import (
     settings_lines,
     write_json,
 )
-from benchmarks.common.store import Store, digest
 from benchmarks.grammar.schemas import NEW_TOKENS, TASKS, compiler, processor
 from treespec import TreeSpeculation, load_drafter, optimize, shipped_head
 from treespec.hf.loading import smollm2
 from treespec.lab.measure.estimates import bootstrap
 from treespec.lab.measure.paired import Bench, Contestant, Run, in_turn
+from treespec.lab.store import Store
 from treespec.viz import ACCEPTED, REFERENCE
 
 FREE, UNDER = "free text", "JSON schema"

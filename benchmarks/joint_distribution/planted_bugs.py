@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.joint_distribution.cases import PLAIN, WARPED, Case, Models, kary
 from treespec import Chain, DraftModel, KAry
-from treespec.engine.request import Streams
+from treespec.engine.streams import Streams
 from treespec.engine.target_probs import TargetProbs
 from treespec.hf import make_scorer
 from treespec.hf.attention import mask as mask_module

@@ -30,7 +30,6 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.common.progress import progress_bar
 from benchmarks.common.settings import (
     RESULTS,
     load_average,
@@ -58,6 +57,7 @@ from benchmarks.joint_distribution.cases import (
 )
 from benchmarks.joint_distribution.heads import head_cases
 from benchmarks.joint_distribution.planted_bugs import planted_bugs
+from treespec.commands.console import progress_bar
 from treespec.testing import g_test
 
 FOUND = 1e-6

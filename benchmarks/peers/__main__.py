@@ -30,15 +30,15 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from benchmarks.common.progress import progress_bar
 from benchmarks.common.prompts import Prompt, encode, held_out, lengthened
-from benchmarks.common.settings import RESULTS, load_average, parser, settings, write_json
-from benchmarks.common.store import Store, digest
+from benchmarks.common.settings import RESULTS, digest, load_average, parser, settings, write_json
 from benchmarks.peers.contestants import AUTO, COMPILED, MERGED, OTHERS, PLAIN, SHAPES, Makers
 from benchmarks.peers.report import picture, report
+from treespec.commands.console import progress_bar
 from treespec.hf.loading import smollm2
 from treespec.lab.measure.paired import Bench, Run, in_turn
 from treespec.lab.selftest.agreement import Plain, compare, plain_greedy
+from treespec.lab.store import Store
 
 
 class Cell(NamedTuple):

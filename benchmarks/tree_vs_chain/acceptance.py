@@ -23,7 +23,7 @@ from rich.progress import Progress
 from benchmarks.common.drafters import DRAFTERS
 from benchmarks.common.prompts import Prompt, PromptSets
 from benchmarks.common.recorded import Text
-from benchmarks.common.store import Store, digest
+from benchmarks.common.settings import digest
 from benchmarks.tree_vs_chain.cells import (
     Counts,
     Learned,
@@ -34,6 +34,7 @@ from benchmarks.tree_vs_chain.cells import (
     measure_table,
 )
 from benchmarks.tree_vs_chain.replay import MARGIN
+from treespec.lab.store import Store
 from treespec.policies import BestFirst
 from treespec.policies.sequoia import AcceptanceTable
 

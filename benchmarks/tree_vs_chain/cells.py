@@ -15,11 +15,11 @@ from benchmarks.common.prompts import Prompt, encode
 from benchmarks.common.recorded import RecordedDistributions, Text, without_layers
 from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES, SAMPLED, measuring_policy
 from benchmarks.tree_vs_chain.replay import RecordedScorer, replay
+from treespec.cpu import prepack_linears
 from treespec.drafters import Merge
 from treespec.drafters.merge.opinion_pool import OpinionPool
 from treespec.engine.stats import SpeculationStats
 from treespec.hf import TreeScorer
-from treespec.hf.cpu import prepack_linears
 from treespec.policies.sequoia import AcceptanceTable, non_increasing
 from treespec.protocols import TreePolicy
 from treespec.tree import TokenTree, TreeBatch

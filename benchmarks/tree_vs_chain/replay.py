@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks.common.recorded import Text
-from treespec.engine.loop import speculate
-from treespec.engine.request import Request
+from treespec.engine.loop import Run, speculate
 from treespec.engine.stats import SpeculationStats
 from treespec.hf import TreeScorer
 from treespec.hf.cache.caches import twin_cache
@@ -257,7 +256,9 @@ def replay(
         is_sampling: passed on to the drafter.
     """
     end = min(text.start + num_new, len(text.ids) - 1)
-    request = Request(
+    run = Run(
+        target,
+        drafter,
         prompt_ids=text.ids[None, : text.start],
         prompt_mask=torch.ones(1, text.start, dtype=torch.bool),
         stopping=TextStopping(text, end),
@@ -266,4 +267,4 @@ def replay(
         is_sampling=is_sampling,
         seed=seed,
     )
-    return speculate(target, drafter, request).stats
+    return speculate(run).stats

@@ -10,12 +10,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.common.settings import markdown_table
+from benchmarks.common.settings import markdown_table, settings_lines
 from benchmarks.tree_vs_chain.claims import Lengths, best_tree, claim_lines, lengths_of
 from benchmarks.tree_vs_chain.policies import BINARY, BUDGETS, CHAIN, POLICIES, SAMPLED, SEQUOIA
-from benchmarks.tree_vs_chain.style import plain_axes, run_text
 from treespec.lab.measure.estimates import difference
-from treespec.viz import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
+from treespec.viz import ACCEPTED, INK, NEXT_EDGE, REFERENCE
+from treespec.viz.trees import headed, plain_axes
 
 
 def write(found: dict[str, Any], folder: Path) -> str:
@@ -90,12 +90,10 @@ def draw_acceptance(found: dict[str, Any], path: Path) -> Figure:
     for row, key in enumerate(keys):
         for column, name in enumerate(names):
             _draw_lengths(axes[row][column], lengths_of(found["selected"][key][name]))
-            axes[row][column].set_title(f"{name}\n{key}" if row == 0 else key, fontsize=8, color=GREY, loc="left")
-    for plot in axes[-1]:
-        plot.set_xlabel("nodes below the root", fontsize=8, color=GREY)
+            label = "nodes below the root" if row == len(keys) - 1 else ""
+            plain_axes(axes[row][column], f"{name}\n{key}" if row == 0 else key, label, size=7.5)
     axes[0][0].legend(fontsize=6.5, frameon=False)
-    figure.suptitle("Acceptance length: trees and chains", x=0.01, ha="left", fontsize=12, color=INK, weight="bold")
-    figure.tight_layout(rect=(0, 0, 1, 0.98))
+    headed(figure, "Acceptance length: trees and chains")
     figure.savefig(path)
     return figure
 
@@ -122,7 +120,13 @@ def _draw_lengths(axes: Axes, lengths: Lengths) -> None:
     axes.plot(BUDGETS, [fmean(v) for v in best], color=ACCEPTED, marker="o", markersize=3, label="best tree", zorder=4)
     axes.set_xscale("log", base=2)
     axes.set_xticks(BUDGETS, [str(n) for n in BUDGETS])
-    plain_axes(axes)
+    axes.grid(color="#e6eaed", linewidth=0.8)
+
+
+def run_text(run: dict[str, Any]) -> str:
+    """A call's settings, time and load."""
+    load = f"load {run['load_average']} before, {run['load_average_after']} after"
+    return f"{run['seconds']} s in this call, {load}, seed {run['seed']}. {settings_lines(run)}"
 
 
 def _about_acceptance(found: dict[str, Any]) -> str:

@@ -20,10 +20,10 @@ from rich.console import Console
 
 from benchmarks.common import prompts
 from benchmarks.common.drafters import DRAFTERS
-from benchmarks.common.progress import progress_bar
 from benchmarks.common.settings import RESULTS, load_average, parser, settings, write_json
 from benchmarks.tree_vs_chain import acceptance, report
 from benchmarks.tree_vs_chain.cells import Models
+from treespec.commands.console import progress_bar
 from treespec.hf.loading import smollm2
 
 NUM_MEASURING = 4

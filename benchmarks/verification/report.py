@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from benchmarks.common.settings import markdown_table, settings_lines
 from treespec.verification import RULES
 from treespec.viz import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
+from treespec.viz.trees import headed, plain_axes
 
 OPTIMUM, BOUND = "optimum", "bound"
 DETERMINISTIC = "best first, selected"
@@ -236,8 +237,7 @@ def draw(data: dict[str, Any], path: Path) -> Figure | None:
     axes[1][0].set_ylabel("1 + accepted, whole tree", color=GREY)
     axes[0][0].legend(fontsize=7, frameon=False)
     axes[1][0].legend(fontsize=7, frameon=False)
-    figure.suptitle("Acceptance of lossless rules", x=0.02, ha="left", fontsize=12.5, color=INK, weight="bold")
-    figure.tight_layout(rect=(0, 0, 1, 0.99))
+    headed(figure, "Acceptance of lossless rules")
     figure.savefig(path)
     return figure
 
@@ -263,13 +263,12 @@ _TREE_LINES = (
 
 def _draw_nodes(axes: Axes, part: dict[str, Any], title: str) -> None:
     _draw_lines(axes, *cells_of(part, "k"), _NODE_LINES)
-    axes.set_title(title, fontsize=9, color=GREY, loc="left")
-    axes.set_xlabel("children", fontsize=8, color=GREY)
+    plain_axes(axes, title, "children", size=8)
 
 
 def _draw_trees(axes: Axes, part: dict[str, Any]) -> None:
     _draw_lines(axes, *cells_of(part, "n"), _TREE_LINES)
-    axes.set_xlabel("nodes, root included", fontsize=8, color=GREY)
+    plain_axes(axes, label="nodes, root included", size=8)
 
 
 def _draw_lines(
@@ -286,6 +285,3 @@ def _draw_lines(
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.grid(color="#e6eaed", linewidth=0.8)
-    axes.tick_params(length=0, labelsize=8, colors=INK)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

@@ -45,11 +45,11 @@ from benchmarks.common.recorded import (
     scorers,
     without_layers,
 )
-from benchmarks.common.settings import RESULTS, load_average, parser, settings, write_json
-from benchmarks.common.store import Store, digest
+from benchmarks.common.settings import RESULTS, digest, load_average, parser, settings, write_json
 from benchmarks.verification.report import BOUND, OPTIMUM, draw, report
-from treespec.hf.cpu import prepack_linears
+from treespec.cpu import prepack_linears
 from treespec.hf.loading import smollm2
+from treespec.lab.store import Store
 from treespec.literature.optimum import optimum_iid, optimum_mixed, optimum_selected, optimum_without_replacement
 from treespec.literature.transport import MAX_SUPPORT
 from treespec.policies import KAry

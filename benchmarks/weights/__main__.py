@@ -45,6 +45,7 @@ from treespec import SuffixLookup, TokenRecycling, TreespecError, TreeSpeculatio
 from treespec.hf.introspect import CACHE_NAME, cache_in
 from treespec.hf.loading import smollm2
 from treespec.hf.models.make_scorer import make_scorer
+from treespec.lab.measure.paired import Bench, Contestant, in_turn
 from treespec.lab.selftest.agreement import plain_greedy
 
 NUM_NODES = 8
@@ -183,20 +184,12 @@ def read(model: Any, parts: list[Tensor]) -> Tensor:
 def times(model: PreTrainedModel, prompts: Prompts, num_new: int) -> dict[str, Any]:
     """Milliseconds per token without the prompt, plainly and with `tree="auto"`, prompt by prompt in turns."""
     speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()])
-    ways: dict[str, dict[str, Any]] = {"plain": {}, "treespec": {"custom_generate": speculation}}
-    found: dict[str, list[float]] = {way: [] for way in ways}
-    for number, (_, inputs) in enumerate([prompts[0], *prompts]):  # The first one warms up.
-        for way in ways if number % 2 else reversed(ways):
-            seconds = []
-            for length in (1, num_new):
-                start = time.perf_counter()
-                out: Any = model.generate(  # pyright: ignore[reportCallIssue]
-                    **inputs, min_new_tokens=length, max_new_tokens=length, do_sample=False, **ways[way]
-                )
-                seconds.append(time.perf_counter() - start)
-            if number:
-                count = out.shape[1] - inputs["input_ids"].shape[1] - 1
-                found[way].append(1e3 * (seconds[1] - seconds[0]) / count)
+    ways = [Contestant("plain", dict), Contestant("treespec", lambda: {"custom_generate": speculation})]
+    bench = Bench(model, dict(prompts), num_new, {"do_sample": False, "min_new_tokens": num_new})
+    found: dict[str, list[float]] = {way.name: [] for way in ways}
+    for _, runs in in_turn(ways, bench, 1, list(bench.inputs)):
+        for name, run in runs.items():
+            found[name].append(1e3 * (run.seconds - run.reading) / (run.num_tokens - run.num_read))
     return {"ms_per_token": found, "speedup": fmean(found["plain"]) / fmean(found["treespec"])}
 
 

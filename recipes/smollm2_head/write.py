@@ -11,7 +11,7 @@ from recipes.smollm2_head import further
 from recipes.smollm2_head.build import build, build_talk
 from recipes.smollm2_head.corpus import Text, append, is_looping, read_corpus, split_texts
 from recipes.smollm2_head.openings import build_openings
-from treespec.hf.cpu import prepack_linears
+from treespec.cpu import prepack_linears
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.training.text.batch import Message, Writing, write_batch
 from treespec.training.text.chat import chat_turns, end_tokens

@@ -18,13 +18,13 @@ from helpers.head_files import SPECULATORS
 from helpers.medusa_files import random_heads
 
 from treespec import TreeSpeculation, load_drafter, optimize
+from treespec.cpu import optimized_model
+from treespec.cpu.linear_kernels import Packed
 from treespec.engine.target_probs import TargetProbs
 from treespec.heads import Medusa
 from treespec.hf import TreeScorer
-from treespec.hf.cpu import optimized_model
-from treespec.hf.cpu.linear_kernels import Packed
-from treespec.hf.devices.weights import weight_counts
 from treespec.hf.introspect import CACHE_NAME
+from treespec.hf.weights import weight_counts
 
 slow = pytest.mark.slow
 CPU = torch.device("cpu")
@@ -116,7 +116,7 @@ def test_optimize_serves_the_part_on_the_cpu() -> None:
     only_packed = patch.object(optimized_model, "exact_kernels", lambda *_: ({"packed": Packed()}, {}))
     with accelerator(), only_packed:
         spread(model, SPLITS["late layer"])
-        assert set(weight_counts(model)) == {"cpu", str(DEVICE)}
+        assert set(weight_counts(model.modules())) == {"cpu", str(DEVICE)}
         with optimize(model) as optimized:
             assert optimized.num_layers == 8
             assert decode(model, TreeSpeculation(draft, tree=6), CPU, **GREEDY) == expected(GREEDY)

@@ -10,13 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").rglob("*.md")]
-EARLIER = (
-    *("control/", "grammar/distribution", "greedy_identity", "heads/", "matrix/", "studies/", "tree_vs_chain/"),
-    *("vllm/churn", "vllm/distribution", "vllm/identity"),
-)
-"""Results that name scripts of their time; docs/benchmarks.md says what does their work now."""
 RESULTS = sorted(path for path in (BENCHMARKS / "results").rglob("*") if path.suffix in (".md", ".json"))
-CURRENT = [path for path in RESULTS if not str(path.relative_to(BENCHMARKS / "results")).startswith(EARLIER)]
 
 
 def scripts(folder: str) -> set[str]:
@@ -38,7 +32,7 @@ COMMAND = re.compile(r"(?:python|\$\(BIN\)/python) -m ((?:benchmarks|recipes)[\w
 def named_options() -> dict[str, set[str]]:
     """The options of every command that a page, a result, a docstring or the Makefile names, by script."""
     named: dict[str, set[str]] = {}
-    for path in [*PAGES, *CURRENT, ROOT / "Makefile", *BENCHMARKS.rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]:
+    for path in [*PAGES, *RESULTS, ROOT / "Makefile", *BENCHMARKS.rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]:
         for script, arguments in COMMAND.findall(path.read_text().replace("\\\n", " ")):
             named.setdefault(script, set()).update(re.findall(r"(?<!\S)\[?(--[a-z][a-z-]*)", arguments))
     return named
@@ -52,11 +46,16 @@ def test_commands_that_are_named_exist() -> None:
     assert OPTIONS.keys() - SCRIPTS == set()
 
 
-def test_results_of_earlier_scripts_are_named() -> None:
-    section = (ROOT / "docs" / "benchmarks.md").read_text().split("## Results of earlier scripts")[1].split("\n## ")[0]
-    assert all(f"`{name}" in section for name in EARLIER)
-    names = [str(path.relative_to(BENCHMARKS / "results")) for path in RESULTS]
-    assert all(any(name.startswith(earlier) for name in names) for earlier in EARLIER)
+def test_every_result_is_linked_from_a_page() -> None:
+    """By itself, by a file of the same name, or by its study's report: what no page quotes leaves the repository."""
+    links = {
+        (page.parent / link).resolve().with_suffix("")
+        for page in (*PAGES, *(path for path in RESULTS if path.suffix == ".md"))
+        for link in re.findall(r"\]\(([^)\s#]+)", page.read_text())
+    }
+    files = [path for path in (BENCHMARKS / "results").rglob("*") if path.is_file() and path.suffix != ".parquet"]
+    unlinked = [path for path in files if links.isdisjoint((path.with_suffix(""), path.parent / "report"))]
+    assert [str(path.relative_to(ROOT)) for path in unlinked] == []
 
 
 def test_targets_of_make_that_are_named_exist() -> None:

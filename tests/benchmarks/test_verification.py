@@ -26,9 +26,9 @@ from benchmarks.common.acceptance import (
     target_paths,
 )
 from benchmarks.common.recorded import RecordedDistributions, Text, scorers, without_layers
-from benchmarks.common.store import Store
 from benchmarks.verification import run as verification
 from benchmarks.verification.report import DEFAULT, DETERMINISTIC, draw, factors, paired_ratio, report
+from treespec.lab.store import Store
 from treespec.literature.optimum import shape_inclusion, tree_bound
 from treespec.sampling import draw_without_replacement
 from treespec.testing import enumerate_traces

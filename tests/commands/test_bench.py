@@ -1,21 +1,20 @@
 """`treespec bench`: paired runs, files, exit codes."""
 
 import json
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
+from helpers import cli
 
-from treespec.commands import app, bench
+from treespec.commands import bench
 from treespec.commands.models import load
+from treespec.cpu.linear_kernels import has_fast_linears
 from treespec.errors import ConfigError
-from treespec.hf.cpu.linear_kernels import has_fast_linears
 from treespec.lab.selftest.agreement import Agreement
 
 SMALL = ("--max-new-tokens", "4", "--rounds", "1", "--drafter", "suffix")  # As generate names it, too.
 
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
+invoke = partial(cli.invoke, "bench")
 
 
 @pytest.fixture
@@ -65,7 +64,6 @@ def test_a_wrong_output_is_exit_code_1(saved, prompts, monkeypatch):
     [
         (["--speculative-config", "{}", "--tree", "8"], "leave out --drafter, --chain and --tree"),
         (["--out", f"{__file__}/results"], "is not a folder that you may write to"),
-        (["--drafter", "head"], "ships for SmolLM2-135M-Instruct only"),
     ],
 )
 def test_wrong_options_are_named_before_anything_is_measured(saved, arguments, words):

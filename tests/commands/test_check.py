@@ -1,12 +1,13 @@
 """`treespec check`: verdict, report, exit codes."""
 
 import json
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
+from helpers import cli
 
 from benchmarks.joint_distribution.planted_bugs import keep_first_slots, swapped
-from treespec.commands import app, main
+from treespec.commands import main
 from treespec.errors import CheckpointError, ConfigError, InvalidTreeError
 from treespec.hf import make_scorer
 from treespec.hf.cache import slot_cache
@@ -15,9 +16,7 @@ from treespec.lab.setting import Setting
 
 QUICK = ["--only", "tree logits", "--only", "greedy texts, given drafter"]
 
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["check", *map(str, arguments)])
+invoke = partial(cli.invoke, "check")
 
 
 def test_the_verdict_is_printed(saved):
@@ -48,7 +47,7 @@ def test_a_failed_check_is_exit_code_1(saved, monkeypatch):
         with swapped(slot_cache, "keep_paths", keep_first_slots):
             return make(subject)
 
-    monkeypatch.setattr(module, "check_passes", after_its_first_use)
+    monkeypatch.setitem(module.CHECKS, "tree logits", after_its_first_use)
     done = invoke(saved, "--only", "tree logits")
     assert done.exit_code == 1
     assert "NOT EXACT: 1 checks failed (tree logits)" in done.output
@@ -73,6 +72,7 @@ def test_vllms_configuration(saved):
         (["--rule", "best"], ConfigError, "no verification rule is called 'best'"),
         (["--speculative-config", "ngram"], ConfigError, "must be JSON"),
         (["--speculative-config", "3"], ConfigError, "must be a mapping"),
+        (["--speculative-config", "{}", "--tree", "8"], ConfigError, "leave out --drafter and --tree"),
         (["--dtype", "int8"], ConfigError, "int8"),
         (["--device", "abacus"], ConfigError, "abacus"),
     ],

@@ -3,15 +3,14 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from helpers import cli
 
-from treespec.commands import app
 from treespec.errors import ConfigError
 from treespec.literature.textbook import explain_round
 
 
 def invoke(target, draft, coins, *options):
-    return CliRunner().invoke(app, ["explain", "--target", target, "--draft", draft, "--coins", coins, *options])
+    return cli.invoke("explain", "--target", target, "--draft", draft, "--coins", coins, *options)
 
 
 def test_the_textbooks_round_is_explained():

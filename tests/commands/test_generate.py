@@ -4,14 +4,12 @@ import json
 
 import pytest
 import torch
+from helpers.cli import invoke
 from helpers.written import TARGET, TOKENIZER
 from transformers import MistralConfig, MistralForCausalLM
-from typer.testing import CliRunner
 
 import treespec
-from treespec.commands import app
 from treespec.commands.chat import Conversation
-from treespec.commands.generate import encode
 from treespec.commands.models import Loaded
 from treespec.commands.stream import Stream
 from treespec.drafters import Merge
@@ -21,12 +19,8 @@ LOADED = Loaded(TARGET, TOKENIZER, "toy")
 SHORT = ("--max-new-tokens", "12", "--tree", "6")
 
 
-def invoke(*arguments, **options):
-    return CliRunner().invoke(app, list(map(str, arguments)), **options)
-
-
 def plain(messages, raw=None, num_new=12):
-    inputs = encode(LOADED, messages, raw)
+    inputs = LOADED.encode(messages, raw)
     out = TARGET.generate(**inputs, max_new_tokens=num_new, do_sample=False)
     return TOKENIZER.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
@@ -74,8 +68,6 @@ def test_accepted_tokens_have_their_drafter(num_nodes):
     [
         (["--prompt", "a", "--file", __file__], "by --prompt or by --file, got both"),
         (["--prompt", "  "], "the prompt is empty"),
-        (["--prompt", "a", "--speculative-config", "{}", "--tree", "8"], "leave out --drafter and --tree"),
-        (["--prompt", "a", "--drafter", "warm"], "ships for SmolLM2-135M-Instruct only"),
     ],
 )
 def test_wrong_options_are_named(saved, arguments, words):
@@ -93,7 +85,7 @@ def test_a_conversation_reuses_its_cache():
         answer = talk.answer(message, None)
         assert answer == plain(messages, num_new=8)
         assert talk.num_reused >= read, "what the last turn read is not read again"
-        read = encode(LOADED, messages)["input_ids"].shape[1]
+        read = LOADED.encode(messages)["input_ids"].shape[1]
         messages.append({"role": "assistant", "content": answer})
     assert talk.num_reused > 40
 
@@ -108,7 +100,7 @@ def test_a_conversation_beyond_the_sliding_window_is_cut_too():
     speculation = treespec.TreeSpeculation(treespec.SuffixLookup(), tree=6)
     talk = Conversation(loaded, speculation, {"do_sample": False, "max_new_tokens": 8}, None)
     for message in ("What is this?", "And that?"):
-        inputs = encode(loaded, [*talk.messages, {"role": "user", "content": message}])
+        inputs = loaded.encode([*talk.messages, {"role": "user", "content": message}])
         out = loaded.model.generate(**inputs, max_new_tokens=8, do_sample=False)
         new = out[0, inputs["input_ids"].shape[1] :]
         assert talk.answer(message, None) == TOKENIZER.decode(new, skip_special_tokens=True)

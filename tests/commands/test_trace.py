@@ -1,20 +1,18 @@
 """`treespec trace`."""
 
 import json
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
+from helpers import cli
 
 import treespec
-from treespec.commands import app, main
 from treespec.errors import ConfigError, TraceError
 from treespec.lab.setting import Setting
 
 SHORT = ("--max-new-tokens", "16", "--tree", "6", "--prompt", "What is this?")
 
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["trace", *map(str, arguments)])
+invoke = partial(cli.invoke, "trace")
 
 
 def test_a_run_is_recorded_summed_up_and_shown(saved, tmp_path):
@@ -91,11 +89,3 @@ def test_a_setting_is_recorded_and_outputs_have_a_folder(tmp_path, saved):
     for command in (["view"], ["graph", "--step", "1"]):
         found = invoke(command[0], file, *command[1:], "--out", tmp_path / "none" / "x.json").exception
         assert "is not a folder that you may write to" in str(found)
-
-
-def test_errors_have_exit_code_2_and_no_traceback(monkeypatch, tmp_path, capfd):
-    monkeypatch.setattr("sys.argv", ["treespec", "trace", "summary", str(tmp_path / "none.jsonl")])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
-    assert "treespec: there is no trace" in capfd.readouterr().err

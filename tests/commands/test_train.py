@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.cli import invoke
 from helpers.tiny import tiny_llama
 from helpers.training import SMALL, VOCAB, write
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 import treespec
 from benchmarks.common.settings import settings as benchmark_settings
-from treespec.commands import app
 from treespec.commands.console import command_line
 from treespec.errors import ConfigError
 from treespec.training import TrainingConfig, parse_settings, train
@@ -31,10 +30,10 @@ def folders(tmp_path):
 
 
 def test_the_command_leaves_a_drafter_a_card_a_log_and_a_curve(folders):
-    target, texts, out = (str(folders / name) for name in ("target", "texts", "run"))
+    target, texts, out = (folders / name for name in ("target", "texts", "run"))
     settings = [f"--set={name}={value}" for name, value in SMALL.items() if name != "num_steps"]
     command = ["train", target, "--texts", texts, "--out", out, "--kind", "dflash", "--steps", "3", *settings]
-    done = CliRunner().invoke(app, [*command, "--name", "tiny-llama"])
+    done = invoke(*command, "--name", "tiny-llama")
     assert done.exit_code == 0, done.output
     card = (folders / "run" / "drafter" / "README.md").read_text()
     table = [line for line in card.splitlines() if line.startswith(("| depth", "| 1 ", "| 2 "))]
@@ -47,19 +46,19 @@ def test_the_command_leaves_a_drafter_a_card_a_log_and_a_curve(folders):
         assert words in card
     treespec.load_drafter(folders / "run" / "drafter", tiny_llama(vocab_size=VOCAB, num_layers=3))
     whole = ["export", target, f"{out}/drafter", "--out", str(folders / "whole"), "--dtype", "bfloat16"]
-    assert CliRunner().invoke(app, whole).exit_code == 0
+    assert invoke(*whole).exit_code == 0
     tensors = load_file(folders / "whole" / "model.safetensors")
     assert tensors["lm_head.weight"].shape == (VOCAB, 32)
     assert tensors["embed_tokens.weight"].dtype == torch.bfloat16
     shutil.rmtree(folders / "run" / "features")
-    again = CliRunner().invoke(app, [*command, "--name", "tiny-llama"])
+    again = invoke(*command, "--name", "tiny-llama")
     assert again.exit_code == 0, again.output
 
 
 def test_a_kind_given_by_set_is_used_everywhere(folders):
-    target, texts, out = (str(folders / name) for name in ("target", "texts", "run"))
+    target, texts, out = (folders / name for name in ("target", "texts", "run"))
     settings = ("--set=kind=draft_model", "--set=num_layers=1", "--set=num_held_out=2")
-    found = CliRunner().invoke(app, ["train", target, "--texts", texts, "--out", out, "--steps", "1", *settings])
+    found = invoke("train", target, "--texts", texts, "--out", out, "--steps", "1", *settings)
     assert "cannot load a tokenizer" in str(found.exception), "a draft model goes with its target's"
 
 
@@ -79,15 +78,15 @@ def test_the_snippets_of_the_training_page_run(folders, monkeypatch):
 
 
 def test_a_wrong_setting_is_one_line(folders, capsys):
-    command = ["train", str(folders / "target"), "--texts", str(folders / "texts"), "--out", str(folders / "run")]
-    done = CliRunner().invoke(app, [*command, "--set", "batch=3"])
+    command = ["train", folders / "target", "--texts", folders / "texts", "--out", folders / "run"]
+    done = invoke(*command, "--set", "batch=3")
     assert "no setting 'batch'" in str(done.exception)
 
 
 @pytest.mark.parametrize("name", ["gpu", "meta", "cuda:99"])
 def test_a_device_that_does_not_exist_is_named(folders, name):
-    command = ["train", str(folders / "target"), "--texts", str(folders / "texts"), "--out", str(folders / "run")]
-    found = CliRunner().invoke(app, [*command, "--device", name]).exception
+    command = ["train", folders / "target", "--texts", folders / "texts", "--out", folders / "run"]
+    found = invoke(*command, "--device", name).exception
     assert isinstance(found, ConfigError)
     assert f"--device must be an existing cpu, cuda or cuda:NUMBER, got '{name}'" in str(found)
 

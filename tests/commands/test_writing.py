@@ -2,12 +2,10 @@
 
 import json
 
-import pytest
 import torch
+from helpers.cli import invoke
 from helpers.written import TOKENIZER, split
-from typer.testing import CliRunner
 
-from treespec.commands import app, main
 from treespec.drafters import WarmStart
 from treespec.errors import CheckpointError, ConfigError
 from treespec.training.text.texts import Texts, read_folder
@@ -16,9 +14,9 @@ from treespec.training.text.texts import Texts, read_folder
 def test_the_command(saved, tmp_path):
     prompts, out = tmp_path / "prompts.txt", tmp_path / "warm.safetensors"
     prompts.write_text("What is this?\n\nAnd that?\n")
-    arguments = ["warm-up", str(saved), "--out", str(out), "--tokens", "200", "--prompts", str(prompts)]
-    arguments += ["--batch-size", "4", "--max-length", "24", "--seed", "3", "--name", "toy"]
-    result = CliRunner().invoke(app, arguments)
+    arguments = ["warm-up", saved, "--out", out, "--tokens", 200, "--prompts", prompts]
+    arguments += ["--batch-size", 4, "--max-length", 24, "--seed", 3, "--name", "toy"]
+    result = invoke(*arguments)
     assert result.exit_code == 0, result.output
     start = WarmStart.load(out)
     assert start.num_tokens >= 200
@@ -27,7 +25,7 @@ def test_the_command(saved, tmp_path):
     assert start.about["writing"]["seed"] == 3
     assert (tmp_path / "warm-texts" / "text-00000.safetensors").is_file()
     out.unlink()
-    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert invoke(*arguments).exit_code == 0
     again = WarmStart.load(out)
     assert torch.equal(again.table.candidates, start.table.candidates)
     assert again.about == start.about
@@ -36,9 +34,9 @@ def test_the_command(saved, tmp_path):
 def test_the_command_that_only_writes(saved, tmp_path):
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "texts"
     prompts.write_text(json.dumps({"prompt": "What?\n\nAnd that?"}) + "\n\n" + json.dumps({"prompt": "Why?"}) + "\n")
-    arguments = ["write", str(saved), "--out", str(out), "--prompts", str(prompts), "--tokens", "200"]
-    arguments += ["--batch-size", "4", "--max-length", "40"]
-    result = CliRunner().invoke(app, arguments)
+    arguments = ["write", saved, "--out", out, "--prompts", prompts, "--tokens", 200, "--batch-size", 4]
+    arguments += ["--max-length", 40]
+    result = invoke(*arguments)
     assert result.exit_code == 0, result.output
     texts = read_folder(out)
     assert len(texts.tokens) >= 200
@@ -47,20 +45,20 @@ def test_the_command_that_only_writes(saved, tmp_path):
     assert written[1].startswith("<s>user\nWhy?</s>\n<s>assistant\n")
     last = max(out.iterdir())
     last.unlink()
-    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert invoke(*arguments).exit_code == 0
     assert last.is_file()
     assert torch.equal(read_folder(out).tokens, texts.tokens), "an interrupted run is resumed"
     prompts.write_text(json.dumps({"prompt": "Why?"}))
-    refused = CliRunner().invoke(app, arguments)
+    refused = invoke(*arguments)
     assert isinstance(refused.exception, CheckpointError), "answers to other prompts are in that folder"
 
 
 def test_the_command_takes_openings_and_temperatures(saved, tmp_path):
     openings, out = tmp_path / "openings.txt", tmp_path / "texts"
     openings.write_text("Translate\n")
-    arguments = ["write", str(saved), "--out", str(out), "--openings", str(openings), "--tokens", "100", "--seed", "1"]
+    arguments = ["write", saved, "--out", out, "--openings", openings, "--tokens", "100", "--seed", "1"]
     arguments += ["--batch-size", "4", "--max-length", "60", "--max-message", "12", "--temperature", "0"]
-    result = CliRunner().invoke(app, arguments)
+    result = invoke(*arguments)
     assert result.exit_code == 0, result.output
     for text, top in split(read_folder(out)):
         words = TOKENIZER.decode(text)
@@ -68,7 +66,7 @@ def test_the_command_takes_openings_and_temperatures(saved, tmp_path):
         if "<s>assistant\n" in words:
             start = next(i for i in range(len(text)) if TOKENIZER.decode(text[:i]).endswith("<s>assistant\n"))
             assert torch.equal(top[start - 1 : -1, 0], text[start:]), "all answers are greedy"
-    assert CliRunner().invoke(app, [*arguments[:-1], "-1"]).exit_code != 0
+    assert invoke(*arguments[:-1], "-1").exit_code != 0
 
 
 def test_the_command_writes_in_another_dtype(saved, tmp_path, monkeypatch):
@@ -80,23 +78,14 @@ def test_the_command_writes_in_another_dtype(saved, tmp_path, monkeypatch):
 
     monkeypatch.setattr("treespec.training.text.writing.write_texts", write_texts)
     for dtype in (["--dtype", "bfloat16"], []):
-        assert CliRunner().invoke(app, ["write", str(saved), "--out", str(tmp_path), *dtype]).exit_code == 0
+        assert invoke("write", saved, "--out", tmp_path, *dtype).exit_code == 0
     assert seen == [torch.bfloat16, torch.float32]
-    refused = CliRunner().invoke(app, ["write", str(saved), "--out", str(tmp_path), "--dtype", "int8"])
+    refused = invoke("write", saved, "--out", tmp_path, "--dtype", "int8")
     assert isinstance(refused.exception, ConfigError)
 
 
-def test_errors_are_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["treespec", "warm-up", str(tmp_path), "--out", str(tmp_path / "x.safetensors")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert sum("treespec: cannot load" in line for line in lines) == 1
-    assert not any("Traceback" in line for line in lines)
+def test_files_that_cannot_be_written_are_named_before_the_model_is_loaded(tmp_path):
+    (tmp_path / "file").touch()
     for out in (tmp_path, tmp_path / "file" / "x.safetensors"):
-        (tmp_path / "file").touch()
-        refused = CliRunner().invoke(app, ["warm-up", str(tmp_path), "--out", str(out)]).exception
-        assert "cannot be written" in str(refused), "before the model is loaded"
-    result = CliRunner().invoke(app, ["warm-up", "--help"])
-    assert result.exit_code == 0
+        refused = invoke("warm-up", tmp_path, "--out", out).exception
+        assert "cannot be written" in str(refused)

@@ -62,8 +62,8 @@ def test_snippets_of_parts_run_in_order(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     from example_models import tiny_model, tiny_tokenizer
 
-    monkeypatch.setattr("treespec.hf.generation.decoder.load_model", lambda name: tiny_model())
-    monkeypatch.setattr("treespec.hf.generation.decoder.load_tokenizer", lambda name: tiny_tokenizer())
+    monkeypatch.setattr("treespec.hf.decoder.load_model", lambda name: tiny_model())
+    monkeypatch.setattr("treespec.hf.decoder.load_tokenizer", lambda name: tiny_tokenizer())
     with warnings.catch_warnings():
         names = run_page("parts.md")
     assert (tmp_path / "tree.png").stat().st_size > 1000
@@ -124,7 +124,7 @@ def test_snippets_of_commands_run_in_order(capsys, monkeypatch, tmp_path) -> Non
     monkeypatch.chdir(tmp_path)
     names = run_page("commands.md")
     assert names["speculation"].stats.num_emitted_tokens > 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json", "setting.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["setting.json"]
     assert "Exact as far as tested" in capsys.readouterr().out
 
 

@@ -7,18 +7,17 @@ from helpers.tiny import tiny_llama
 
 from treespec import BestFirst, Chain, DraftModel, KAry, SuffixLookup, TokenRecycling, TreeScorer
 from treespec.drafters.lookup.recycling_table import Table
-from treespec.errors import ConfigError, TreespecError
+from treespec.errors import ConfigError
 from treespec.heads import DFlash, Eagle3
 
 DRAFT = tiny_llama()
 DFLASH_HEAD = dflash_files.random_head(dflash_files.shape())
 
 WRONG = {
-    "matches that cannot be": (lambda: SuffixLookup(max_match=1, min_match=3), ConfigError, "min_match is 3"),
+    "matches that cannot be": (lambda: SuffixLookup(max_match=1, min_match=3), "min_match is 3"),
     **{
         f"a longest text of {length!r}": (
             lambda length=length: DraftModel(TreeScorer(DRAFT), max_length=length),
-            ConfigError,
             "max_length must be a positive int",
         )
         for length in (0, -3, 2.5, "x")
@@ -26,31 +25,28 @@ WRONG = {
     **{
         f"a head's longest text of {length!r}": (
             lambda length=length: DFlash(DFLASH_HEAD, (1, 2), max_length=length),
-            ConfigError,
             "max_length must be a positive int",
         )
         for length in (0, "x")
     },
-    "a model for a head": (lambda: Eagle3(DRAFT, (1, 2, 0)), ConfigError, "an Eagle3Head, got LlamaForCausalLM"),
-    "a head of another kind": (lambda: Eagle3(DFLASH_HEAD, (1, 2)), ConfigError, "an Eagle3Head, got DFlashHead"),
-    "a head's folder": (lambda: DFlash("folder", (1, 2)), ConfigError, r"got str: load_drafter"),
-    "too few hidden layers": (lambda: DFlash(DFLASH_HEAD, (1,)), ConfigError, r"of the 2 hidden .* got \(1,\)"),
-    "one hidden layer": (lambda: DFlash(DFLASH_HEAD, 1), ConfigError, "of the 2 hidden states .* got 1"),
-    "a string for a table": (lambda: TokenRecycling(table="x"), ConfigError, "Table of tensors, got str"),
+    "a model for a head": (lambda: Eagle3(DRAFT, (1, 2, 0)), "an Eagle3Head, got LlamaForCausalLM"),
+    "a head of another kind": (lambda: Eagle3(DFLASH_HEAD, (1, 2)), "an Eagle3Head, got DFlashHead"),
+    "a head's folder": (lambda: DFlash("folder", (1, 2)), r"got str: load_drafter"),
+    "too few hidden layers": (lambda: DFlash(DFLASH_HEAD, (1,)), r"of the 2 hidden .* got \(1,\)"),
+    "one hidden layer": (lambda: DFlash(DFLASH_HEAD, 1), "of the 2 hidden states .* got 1"),
+    "a string for a table": (lambda: TokenRecycling(table="x"), "Table of tensors, got str"),
     "a table of other shapes": (
         lambda: TokenRecycling(table=Table(torch.ones(4, 2).long(), torch.ones(2))),
-        ConfigError,
         r"hits \[k \+ 1\], got",
     ),
-    "a table of floats": (lambda: TokenRecycling(table=Table(torch.ones(4, 2), torch.ones(3))), ConfigError, "int64"),
-    "a chain of nothing": (lambda: Chain(0), ConfigError, "0"),
-    "no branching": (lambda: KAry(()), ConfigError, "branching"),
-    "an unknown way to choose children": (lambda: BestFirst(8, children="random"), ConfigError, "random"),
+    "a table of floats": (lambda: TokenRecycling(table=Table(torch.ones(4, 2), torch.ones(3))), "int64"),
+    "a chain of nothing": (lambda: Chain(0), "0"),
+    "no branching": (lambda: KAry(()), "branching"),
+    "an unknown way to choose children": (lambda: BestFirst(8, children="random"), "random"),
 }
 
 
-@pytest.mark.parametrize(("call", "error", "words"), WRONG.values(), ids=WRONG.keys())
-def test_wrong_input_gets_a_clear_error(call, error, words):
-    with pytest.raises(error, match=words) as caught:
+@pytest.mark.parametrize(("call", "words"), WRONG.values(), ids=WRONG.keys())
+def test_wrong_input_gets_a_clear_error(call, words):
+    with pytest.raises(ConfigError, match=words):
         call()
-    assert isinstance(caught.value, TreespecError)

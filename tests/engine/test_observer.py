@@ -5,9 +5,8 @@ import torch
 from helpers.toy_models import FixedLength, TableLM, ToyScorer
 
 from treespec import SuffixLookup
-from treespec.engine.loop import speculate
+from treespec.engine.loop import Run, speculate
 from treespec.engine.observer import Observer, StepRecords
-from treespec.engine.request import Request
 from treespec.policies import Chain
 
 PROMPTS = torch.tensor([[1, 2, 3, 1, 2], [2, 0, 1, 3, 0]])
@@ -50,8 +49,8 @@ class Watching(Observer):
 
 def decode(*observers, stopping=None):
     mask, stopping = torch.ones_like(PROMPTS, dtype=torch.bool), stopping or FixedLength(25)
-    request = Request(PROMPTS, mask, stopping, policy=Chain(3), seed=0, observers=observers)
-    return speculate(ToyScorer(TableLM(4, seed=3)), SuffixLookup(), request)
+    parts = ToyScorer(TableLM(4, seed=3)), SuffixLookup()
+    return speculate(Run(*parts, PROMPTS, mask, stopping, policy=Chain(3), seed=0, observers=observers))
 
 
 def test_an_observer_sees_the_whole_call_in_order():

@@ -1,17 +1,17 @@
-"""Verifying grown trees: every check of a single tree, their counts, and what they decode to."""
+"""Grown trees: one with every check, its shape and its texts; and all that a policy can grow, with their weights."""
 
-from collections import Counter
+from collections import defaultdict
+from contextlib import ExitStack
+from unittest.mock import patch
 
-import pytest
+import numpy as np
 import torch
+from helpers.toy_models import TableLM, TableSource
 
+from treespec.literature import stochastic_beam
+from treespec.policies import children
+from treespec.testing import EnumeratingSource, ToyTree
 from treespec.tree import TokenTree
-from treespec.verification import verify
-
-rules_of_sampled_trees = pytest.mark.parametrize(
-    "rule", ["traversal", pytest.param("recursive", marks=pytest.mark.slow)]
-)
-"""Both read every draft distribution of a tree, and either sees a wrong one."""
 
 
 def checked(batch, row):
@@ -35,30 +35,64 @@ def token_path(tree, node):
     return tuple(tree.token(i) for i in tree.path_to(node))
 
 
-def drawn_tree(tree):
-    children = {token_path(tree, n): tuple(map(tree.token, tree.children(n))) for n in range(tree.num_nodes)}
-    return frozenset((path, tokens) for path, tokens in children.items() if tokens)
+class ScriptedDraws:
+    """The draws of a batch, every row's from a source of its own; the r-th arrival of a race has speed 1 / r.
+
+    How draws are really made: tests/test_sampling.py.
+    """
+
+    def __init__(self, scripts):
+        self.rows, self.num_calls = [EnumeratingSource(script) for script in scripts], 0
+
+    def race(self, probs, k, generator):
+        return self._draw(probs, min(k, probs.shape[-1]), is_without_replacement=True)
+
+    def draw_independent(self, probs, k, generator):
+        return self._draw(probs, k, is_without_replacement=False)[0]
+
+    def _draw(self, probs, k, is_without_replacement):
+        self.num_calls += 1
+        tokens = torch.zeros(*probs.shape[:-1], k, dtype=torch.int64)
+        speeds = torch.zeros(tokens.shape, dtype=torch.float64)
+        for row, node in np.ndindex(*probs.shape[:2]):
+            rest = probs[row, node].double().numpy().copy()
+            for rank in range(k if rest.sum() > 0 else 0):
+                token = self.rows[row].pick((self.num_calls, node, rank), rest)
+                tokens[row, node, rank], speeds[row, node, rank] = token, 1 / (rank + 1)
+                rest[token] *= not is_without_replacement
+                if not rest.any():
+                    break
+        return tokens, speeds
+
+    def next_scripts(self, scripts):
+        """What leads to every branch that was not taken beyond the scripts."""
+        for rng, script in zip(self.rows, scripts, strict=True):
+            for i in range(len(script), len(rng.taken)):
+                yield from ((*rng.taken[:i], choice) for choice in range(1, rng.num_options[i]))
 
 
-def emitted_probs(batch, target, rule):
-    """Counts of the first two tokens after verification, extended by the target where only one was emitted."""
-    generator = torch.Generator().manual_seed(11)
-    num_rows, num_nodes = batch.tokens.shape
-    nothing, rows = torch.zeros(target._model.vocab_size, dtype=torch.float64), []
-    for tree in batch.trees:
-        rows += [target.probs(token_path(tree, node)).double() for node in range(tree.num_nodes)]
-        rows += [nothing] * (num_nodes - tree.num_nodes)
-    probs = torch.stack(rows).view(num_rows, num_nodes, -1)
-    coins, draws = torch.rand(2, num_rows, num_nodes, dtype=torch.float64, generator=generator)
-    counts = Counter()
-    for tree, verdict in zip(batch.trees, verify(batch, probs, rule, coins=coins, draws=draws), strict=True):
-        text = [*token_path(tree, verdict.path[-1]), verdict.next_token]
-        while len(text) < 3:
-            text.append(int(target.probs(tuple(text)).multinomial(1, generator=generator)))
-        counts[tuple(text[1:3])] += 1
-    return counts
+def all_trees(policy, draft: TableLM, max_depth, root=0):
+    """Every tree that a policy grows below the root, float64 distributions: lists of weights, which add up to one, and
+    of trees."""
+    found, trees, scripts = defaultdict(float), {}, [()]
+    while scripts:
+        draws = ScriptedDraws(scripts)
+        with ExitStack() as stack:
+            for module, name in ((children, "race"), (children, "draw_independent"), (stochastic_beam, "race")):
+                stack.enter_context(patch.object(module, name, getattr(draws, name)))
+            batch = policy.grow(TableSource([root] * len(scripts), draft, dtype=torch.float64), max_depth)
+        for rng, tree in zip(draws.rows, batch.trees, strict=True):
+            toy = as_toy(tree)
+            key = str((toy.contexts, toy.parents, toy.draft_probs))
+            found[key], trees[key] = found[key] + rng.weight, toy
+        scripts = list(draws.next_scripts(scripts))
+    return list(found.values()), list(trees.values())
 
 
-def pair_probs(target, root):
-    probs = {first: target.probs((root, first)) for first in range(target._model.vocab_size)}
-    return {(a, b): float(target.probs((root,))[a] * probs[a][b]) for a in probs for b in probs}
+def as_toy(tree):
+    toy = ToyTree(is_width_fixed=tree.is_width_fixed)
+    for node in range(1, tree.num_nodes):
+        probs = tree.draft_probs_of(node)
+        probs = None if probs is None else probs.double().numpy()
+        toy.add(tree.parent_list[node], tree.token(node), probs, probs)
+    return toy

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 import torch
-from helpers import dflash_files, eagle3_files
+from helpers import dflash_files, eagle3_files, medusa_files
 from helpers.head_files import SPECULATORS
 from helpers.tiny import prompt
 
 from treespec import TreeSpeculation, load_drafter
-from treespec.heads import DFlash, Eagle3
+from treespec.heads import DFlash, Eagle3, Medusa
 
 
 @dataclass
@@ -35,18 +35,28 @@ class Recorded:
 
 
 class RecordedEagle3(Recorded, Eagle3):
-    """Records what it proposed."""
+    pass
 
 
 class RecordedDFlash(Recorded, DFlash):
-    """Records what it proposed."""
+    pass
+
+
+class RecordedMedusa(Recorded, Medusa):
+    pass
 
 
 def make(folder, target, made, format_name=SPECULATORS, seed=0, **options):
     """A recorded drafter of random files, and the plain reading of the same files.
 
-    made: a `shape` of `dflash_files`, or of `eagle3_files`, whose files leave open which hidden states they read.
+    made: a `shape` of `medusa_files`, `dflash_files`, or `eagle3_files`, whose files leave open which hidden states
+        they read.
     """
+    if "medusa" in made:
+        size = made["medusa"]["vocab_size"]
+        ids = torch.randperm(64, generator=torch.Generator().manual_seed(seed))[:size] if size < 64 else None
+        heads = medusa_files.random_heads(**made["medusa"], seed=seed, token_map=ids)
+        return RecordedMedusa(heads), medusa_files.PlainMedusa(heads)
     is_dflash = "block" in made
     files, recorded, plain = (
         (dflash_files, RecordedDFlash, dflash_files.PlainDFlash)

@@ -9,7 +9,14 @@ from safetensors.torch import save_file
 from treespec.heads import MedusaHead, MedusaHeads
 
 
-def random_heads(num_heads=3, hidden_size=32, vocab_size=64, num_layers=1, seed=0, has_bias=True) -> MedusaHeads:
+def shape(draft_vocab=64):
+    """What `head_runs.make` makes of Medusa heads."""
+    return {"medusa": {"vocab_size": draft_vocab}}
+
+
+def random_heads(
+    num_heads=3, hidden_size=32, vocab_size=64, num_layers=1, seed=0, has_bias=True, token_map=None
+) -> MedusaHeads:
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape, scale):
@@ -22,7 +29,26 @@ def random_heads(num_heads=3, hidden_size=32, vocab_size=64, num_layers=1, seed=
         )
         return MedusaHead(blocks, random(vocab_size, hidden_size, scale=0.5))
 
-    return MedusaHeads(tuple(head() for _ in range(num_heads)))
+    return MedusaHeads(tuple(head() for _ in range(num_heads)), token_map)
+
+
+class PlainMedusa:
+    """The heads in float64, one text and one token at a time."""
+
+    def __init__(self, heads: MedusaHeads, vocab_size=64) -> None:
+        self.heads, self.vocab_size, self.target_ids = heads.heads, vocab_size, heads.target_ids.tolist()
+
+    def logits(self, states, tokens, path, first=0):
+        """float64 [V] after the drafted tokens `path`; `states` [n - 1 - first, H] are the target's."""
+        # A row of one token has no state before its root.
+        features = states[-1].double() if len(states) else torch.zeros(states.shape[1], dtype=torch.float64)
+        head = self.heads[len(path)]
+        for weight, bias in head.blocks:
+            inner = weight.double() @ features + (0 if bias is None else bias.double())
+            features = features + inner / (1 + (-inner).exp())
+        full = torch.full((self.vocab_size,), -torch.inf, dtype=torch.float64)
+        full[self.target_ids] = head.output.double() @ features
+        return full
 
 
 @torch.no_grad()

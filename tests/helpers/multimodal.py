@@ -16,13 +16,8 @@ START, END, MEDIA, VIDEO, OTHER = 90, 91, 92, 93, 94
 FIRST_SPECIAL = 88
 """Texts have smaller ids."""
 
-_TOWER: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "initializer_range": 0.2,
-}
+_TOWER: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+_TOWER["initializer_range"] = 0.2
 _PIXELS: dict[str, Any] = {"image_size": 8, "patch_size": 4}
 
 
@@ -39,34 +34,39 @@ class Multimodal:
         text: what the text part's configuration needs besides the common sizes, its type included.
         vision: that of the tower, which may be for sounds.
         options: of the whole configuration.
-        num_tokens: how many placeholders an image or a sound has.
         features: (number of images in all rows) to the arguments of `generate` that hold them.
         token_types: the name of the argument that says for every token of the prompt whether it is an image.
         tower: the tower's name in the configuration.
         can_batch: several images in one call; transformers 5.23 loses their sizes for phi4_multimodal.
+        num_tokens: how many placeholders an image or a sound has.
     """
 
     model_type: str
     text: Mapping[str, Any] | None
     vision: Mapping[str, Any]
     options: Mapping[str, Any]
-    num_tokens: int
     features: Callable[[int], dict[str, torch.Tensor]] = lambda count: {"pixel_values": _noise(count, 3, 8, 8)}
     token_types: str = ""
     tower: str = "vision_config"
     can_batch: bool = True
+    num_tokens: int = 4
 
     def __str__(self) -> str:
         return self.model_type
 
 
-def _patches(count: int, size: int, **extra: torch.Tensor) -> dict[str, torch.Tensor]:
+def _patches(count: int) -> dict[str, torch.Tensor]:
     """Images of 4 x 4 patches, as Qwen's processors cut them."""
-    return {
-        "pixel_values": _noise(count * 16, size),
-        "image_grid_thw": torch.tensor([[1, 4, 4]]).expand(count, -1),
-        **extra,
-    }
+    return {"pixel_values": _noise(count * 16, 48), "image_grid_thw": torch.tensor([[1, 4, 4]]).expand(count, -1)}
+
+
+def _large(count: int) -> dict[str, torch.Tensor]:
+    return {"pixel_values": _noise(count, 3, 16, 16)}
+
+
+def _qwen(model_type: str, text: Mapping[str, Any], **vision: Any) -> Multimodal:
+    """A model with Qwen's tower, patches and M-RoPE."""
+    return Multimodal(model_type, text | _MROPE, _QWEN_TOWER | vision, _QWEN_IDS, _patches, "mm_token_type_ids")
 
 
 _MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}
@@ -84,6 +84,7 @@ _QWEN_TOWER = {
     "spatial_merge_size": 2,
     "initializer_range": 0.2,
 }
+_WIDE = {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 32}
 _CLIP = _TOWER | _PIXELS | {"model_type": "clip_vision_model", "projection_dim": 16}
 _SIGLIP = _TOWER | _PIXELS | {"model_type": "siglip_vision_model", "vision_use_head": False}
 _MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8}
@@ -97,52 +98,23 @@ _GEMMA_N = _MIXED | {
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size_mlp": 48}
 
 KINDS: tuple[Multimodal, ...] = (
-    Multimodal(
-        "qwen2_vl",
-        _MROPE,
-        _QWEN_TOWER | {"embed_dim": 16, "hidden_size": 32},
-        _QWEN_IDS,
-        4,
-        lambda count: _patches(count, 48),
-        "mm_token_type_ids",
-    ),
-    Multimodal(
-        "qwen2_5_vl",
-        _MROPE,
-        _QWEN_TOWER
-        | {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 32, "window_size": 16}
-        | {"fullatt_block_indexes": [1]},
-        _QWEN_IDS,
-        4,
-        lambda count: _patches(count, 48),
-        "mm_token_type_ids",
-    ),
-    Multimodal(
-        "qwen3_vl",
-        {"head_dim": 8, **_MROPE},
-        _QWEN_TOWER
-        | {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 32, "num_position_embeddings": 16}
-        | {"deepstack_visual_indexes": [0, 1]},
-        _QWEN_IDS,
-        4,
-        lambda count: _patches(count, 48),
-        "mm_token_type_ids",
-    ),
-    Multimodal("llava", {"model_type": "llama"}, _CLIP, {"image_token_index": MEDIA, "image_seq_length": 4}, 4),
+    _qwen("qwen2_vl", {}, embed_dim=16, hidden_size=32),
+    _qwen("qwen2_5_vl", {}, **_WIDE, window_size=16, fullatt_block_indexes=[1]),
+    _qwen("qwen3_vl", {"head_dim": 8}, **_WIDE, num_position_embeddings=16, deepstack_visual_indexes=[0, 1]),
+    Multimodal("llava", {"model_type": "llama"}, _CLIP, {"image_token_index": MEDIA, "image_seq_length": 4}),
     Multimodal(
         "llava_next",
         {"model_type": "mistral", "sliding_window": WINDOW},
         _CLIP,
         {"image_token_index": MEDIA, "image_grid_pinpoints": [[8, 16], [16, 8]]},
-        14,
         lambda count: {"pixel_values": _noise(count, 3, 3, 8, 8), "image_sizes": torch.tensor([[8, 16]] * count)},
+        num_tokens=14,
     ),
     Multimodal(
         "gemma3",
         _MIXED | {"query_pre_attn_scalar": 8},
         _SIGLIP,
         {"image_token_index": MEDIA, "boi_token_index": START, "eoi_token_index": END, "mm_tokens_per_image": 4},
-        4,
         token_types="token_type_ids",
     ),
     Multimodal(
@@ -150,7 +122,6 @@ KINDS: tuple[Multimodal, ...] = (
         {"model_type": "gemma", "head_dim": 8},
         _SIGLIP | {"projection_dim": 32},
         {"image_token_index": VOCAB_SIZE, "projection_dim": 32, "hidden_size": 32, "vocab_size": VOCAB_SIZE},
-        4,
         token_types="token_type_ids",
     ),
     Multimodal(
@@ -158,7 +129,6 @@ KINDS: tuple[Multimodal, ...] = (
         {"model_type": "mistral", "sliding_window": None, "head_dim": 8},
         _TOWER | {"model_type": "pixtral", "head_dim": 8, "image_size": 16, "patch_size": 4},
         {"image_token_index": MEDIA, "spatial_merge_size": 2},
-        4,
         lambda count: {"pixel_values": _noise(count, 3, 16, 16), "image_sizes": torch.tensor([[16, 16]] * count)},
     ),
     Multimodal(
@@ -174,40 +144,31 @@ KINDS: tuple[Multimodal, ...] = (
         | {"image_size": 16, "patch_size": 4, "vision_output_dim": 32, "projector_input_dim": 32}
         | {"projector_output_dim": 32, "intermediate_size": 64},
         {"image_token_index": MEDIA, "boi_token_index": START, "eoi_token_index": END},
-        4,
-        lambda count: {"pixel_values": _noise(count, 3, 16, 16)},
+        _large,
     ),
-    Multimodal(
-        "idefics3",
-        {"model_type": "llama"},
-        _TOWER | {"image_size": 16, "patch_size": 4},
-        {"image_token_id": MEDIA, "scale_factor": 2},
-        4,
-        lambda count: {"pixel_values": _noise(1, count, 3, 16, 16)},
-    ),
-    Multimodal(
-        "smolvlm",
-        {"model_type": "llama"},
-        _TOWER | {"image_size": 16, "patch_size": 4},
-        {"image_token_id": MEDIA, "scale_factor": 2},
-        4,
-        lambda count: {"pixel_values": _noise(1, count, 3, 16, 16)},
+    *(
+        Multimodal(
+            name,
+            {"model_type": "llama"},
+            _TOWER | {"image_size": 16, "patch_size": 4},
+            {"image_token_id": MEDIA, "scale_factor": 2},
+            lambda count: {"pixel_values": _noise(1, count, 3, 16, 16)},
+        )
+        for name in ("idefics3", "smolvlm")
     ),
     Multimodal(
         "internvl",
         {"model_type": "qwen2"},
         _TOWER | {"image_size": [16, 16], "patch_size": [4, 4]},
         {"image_token_id": MEDIA, "image_seq_length": 4},
-        4,
-        lambda count: {"pixel_values": _noise(count, 3, 16, 16)},
+        _large,
     ),
     Multimodal(
         "aya_vision",
         {"model_type": "cohere2", "logit_scale": 1.0, **_MIXED},
         _SIGLIP | {"image_size": 16},
         {"image_token_index": MEDIA},
-        4,
-        lambda count: {"pixel_values": _noise(count, 3, 16, 16)},
+        _large,
     ),
     Multimodal(
         "qwen2_audio",
@@ -222,7 +183,6 @@ KINDS: tuple[Multimodal, ...] = (
             "max_source_positions": 8,
         },
         {"audio_token_index": MEDIA},
-        4,
         lambda count: {
             "input_features": _noise(count, 8, 16),
             "feature_attention_mask": torch.ones(count, 16, dtype=torch.long),
@@ -235,7 +195,6 @@ KINDS: tuple[Multimodal, ...] = (
         _TOWER | _PIXELS | {"vocab_size": 32, "num_visual_indicator_tokens": 5},
         {"image_token_id": MEDIA, "visual_indicator_token_ids": [83, 84, 85, 86, 87], "hidden_size": 32}
         | {"vocab_size": VOCAB_SIZE},
-        4,
     ),
     Multimodal(
         "phi4_multimodal",
@@ -256,13 +215,13 @@ KINDS: tuple[Multimodal, ...] = (
             },
             "original_max_position_embeddings": 256,
         },
-        13,
         lambda count: {
             "image_pixel_values": _noise(count, 2, 3, 16, 16),
             "image_sizes": torch.tensor([[16, 16]] * count),
             "image_attention_mask": torch.ones(count, 2, 4, 4, dtype=torch.bool),
         },
         can_batch=False,
+        num_tokens=13,
     ),
     Multimodal(
         "gemma4",
@@ -273,7 +232,6 @@ KINDS: tuple[Multimodal, ...] = (
         | {"position_embedding_size": 16},
         {"image_token_id": MEDIA, "boi_token_id": START, "eoi_token_id": END, "video_token_id": VIDEO}
         | {"audio_token_id": OTHER, "audio_config": None},
-        4,
         lambda count: {
             "pixel_values": _noise(count, 16, 48),
             "image_position_ids": torch.cartesian_prod(torch.arange(4), torch.arange(4)).expand(count, -1, -1),
@@ -297,7 +255,6 @@ KINDS: tuple[Multimodal, ...] = (
         {"audio_token_id": MEDIA, "audio_soft_tokens_per_image": 4, "boa_token_id": START, "eoa_token_id": END}
         | {"image_token_id": VIDEO, "boi_token_id": 88, "eoi_token_id": 89}
         | {"vision_config": {"hidden_size": 16, "vocab_offset": OTHER, "vocab_size": 2}},
-        4,
         lambda count: {
             "input_features": _noise(count, 64, 16),
             "input_features_mask": torch.ones(count, 64, dtype=torch.bool),
@@ -307,33 +264,22 @@ KINDS: tuple[Multimodal, ...] = (
     Multimodal(
         "glm4v",
         _MROPE,
-        _QWEN_TOWER | {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 32, "image_size": 16},
+        _QWEN_TOWER | _WIDE | {"image_size": 16},
         {"image_token_id": MEDIA, "video_token_id": VIDEO, "image_start_token_id": START, "image_end_token_id": END}
         | {"video_start_token_id": 88, "video_end_token_id": 89},
-        4,
-        lambda count: _patches(count, 48),
+        _patches,
         "mm_token_type_ids",
     ),
 )
 _HYBRID = {"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
 _HYBRID |= {"linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}
 WITH_STATES: tuple[Multimodal, ...] = (
-    Multimodal(
-        "qwen3_5",
-        _HYBRID | _MROPE,
-        _QWEN_TOWER
-        | {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 32, "num_position_embeddings": 16},
-        _QWEN_IDS,
-        4,
-        lambda count: _patches(count, 48),
-        "mm_token_type_ids",
-    ),
+    _qwen("qwen3_5", _HYBRID, **_WIDE, num_position_embeddings=16),
     Multimodal(
         "lfm2_vl",
         {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
         _TOWER | {"model_type": "siglip2_vision_model", "num_patches": 16, "patch_size": 4, "vision_use_head": False},
         {"image_token_id": MEDIA, "projector_hidden_size": 32, "downsample_factor": 2},
-        4,
         lambda count: {
             "pixel_values": _noise(count, 16, 48),
             "spatial_shapes": torch.tensor([[4, 4]] * count),

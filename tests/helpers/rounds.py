@@ -1,94 +1,49 @@
-"""Tiny attention models; rounds of tree, commit, tree played on a scorer and its cache, compared with plain passes."""
+"""Rounds of tree, commit, tree played on a scorer and its cache, compared with plain passes; and bugs to plant in them.
+
+The oracle is plain transformers without a cache: one row per path, no mask, no positions. Paths of different lengths
+share a batch by padding on the right, which a causal model never looks at.
+"""
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Cache,
-    DeepseekV3Config,
-    DynamicCache,
-    Gemma3nTextConfig,
-    Gemma3TextConfig,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedModel,
-)
+from helpers.zoo import VOCAB_SIZE
+from transformers import Cache, DynamicCache, PreTrainedModel
 
+from treespec.hf.attention import mask as mask_module
+from treespec.hf.cache import slot_cache
 from treespec.hf.cache.caches import filled_layers
 from treespec.hf.introspect import CACHE_NAME
 from treespec.protocols import Capability, CausalScorer
+from treespec.tree import TokenTree, TreeBatch
 
-VOCAB_SIZE, WINDOW, PROMPT_LENGTH, NUM_POSITIONS = 64, 8, 26, 128
+PROMPT_LENGTH = 26
 RAGGED_LENGTHS = [PROMPT_LENGTH, PROMPT_LENGTH - 4, PROMPT_LENGTH - 9]
-
-_SIZES = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": NUM_POSITIONS,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-_WINDOWS = {"head_dim": 8, "sliding_window": WINDOW}
-_SLIDING, _FULL = "sliding_attention", "full_attention"
-_LATENT = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "moe_intermediate_size": 16,
-    "first_k_dense_replace": 1,
-}
-_SHARED = {
-    "num_hidden_layers": 4,
-    "layer_types": [_SLIDING, _FULL, _SLIDING, _FULL],
-    "num_kv_shared_layers": 2,
-    "vocab_size_per_layer_input": VOCAB_SIZE,
-    "hidden_size_per_layer_input": 8,
-    "laurel_rank": 4,
-    "activation_sparsity_pattern": [0.0] * 4,
-}
-
-CONFIGS = {
-    "llama": lambda: LlamaConfig(**_SIZES),
-    "mistral": lambda: MistralConfig(**_SIZES | _WINDOWS),
-    "gemma3": lambda: Gemma3TextConfig(**_SIZES | _WINDOWS | {"layer_types": [_SLIDING, _FULL, _SLIDING]}),
-    "gpt2": lambda: GPT2Config(vocab_size=VOCAB_SIZE, n_embd=32, n_layer=3, n_head=4, n_positions=NUM_POSITIONS),
-    "deepseek_v3": lambda: DeepseekV3Config(**_SIZES | _LATENT),
-    "gemma3n": lambda: Gemma3nTextConfig(**_SIZES | _WINDOWS | _SHARED),
-}
-NAMES = tuple(CONFIGS)
+NAMES = ("llama", "mistral", "gemma3_text", "gpt2", "deepseek_v3", "gemma3n_text")
+"""Architectures of the zoo with every kind of cache and mask: plain, windows, some layers' windows, learned positions,
+keys and values of several sizes, shared layers."""
 
 
-def build(name: str, attention: str = "sdpa") -> PreTrainedModel:
-    """A random model whose logits have a standard deviation of about 1.4; the same weights at every call."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation=attention).eval()
-        with torch.no_grad():
-            for weight in model.parameters():
-                if weight.ndim > 1:
-                    weight.normal_(0, 0.25)
-    return model
-
-
+@torch.no_grad()
 def uncached_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
     """[L, V], the oracle."""
-    with torch.no_grad():
-        return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+@torch.no_grad()
+def tree_logits(model: PreTrainedModel, texts: Sequence[list[int]], trees: Sequence[TokenTree]) -> list[torch.Tensor]:
+    """Per tree behind its text the logits [N, V] of its nodes, each by an uncached pass along its path."""
+    paths = [(row, path) for row, tree in enumerate(trees) for path in tree.leaf_paths()]
+    rows = [torch.tensor(texts[row] + [trees[row].token(node) for node in path]) for row, path in paths]
+    batch = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=3)
+    logits = model(input_ids=batch, use_cache=False).logits
+    expected = [logits.new_empty(tree.num_nodes, logits.shape[-1]) for tree in trees]
+    for (row, path), found in zip(paths, logits, strict=True):
+        start = len(texts[row])
+        expected[row][list(path)] = found[start : start + len(path)]
+    return expected
 
 
 class Game:
@@ -111,47 +66,38 @@ class Game:
 
     def round(self, max_nodes: int = 8, num_passes: int = 1) -> None:
         """Score one tree per row, in one pass or several; compare every node; commit a random path of every row."""
-        sizes = [self._random.randint(1, max_nodes) for _ in self.rows]
-        width = max(sizes)
-        parents = [self._tree(size) + [-2] * (width - size) for size in sizes]
-        tokens = [self._tokens(width) for _ in self.rows]
-        cuts = sorted({width, *(self._random.randint(1, width) for _ in range(num_passes - 1))})
-        scored = []
-        for start, end in zip([0, *cuts], cuts, strict=False):
-            part = torch.tensor(parents)[:, start:end]
-            scored.append(self._scorer.extend(torch.tensor(tokens)[:, start:end], part).logits)
-        self._compare(torch.cat(scored, dim=1), tokens, parents, sizes)
-        paths = [path_to(self._random.randrange(size), above) for size, above in zip(sizes, parents, strict=True)]
+        trees = [self._tree(self._random.randint(1, max_nodes)) for _ in self.rows]
+        batch = TreeBatch.from_trees(trees)
+        width = batch.max_nodes
+        cuts = sorted({0, width, *(self._random.randint(1, width) for _ in range(num_passes - 1))})
+        parts = [(batch.tokens[:, start:end], batch.parents[:, start:end]) for start, end in pairwise(cuts)]
+        logits = torch.cat([self._scorer.extend(*part).logits for part in parts], dim=1)
+        assert logits.isfinite().all()
+        for row, expected in enumerate(tree_logits(self._model, self.rows, trees)):
+            self.worst = max(self.worst, float((logits[row, : len(expected)] - expected).abs().max()))
+        paths = [tree.path_to(self._random.randrange(tree.num_nodes)) for tree in trees]
         self._scorer.commit(paths)
-        for row, path, fresh in zip(self.rows, paths, tokens, strict=True):
-            row += [fresh[node] for node in path]
+        for row, tree, path in zip(self.rows, trees, paths, strict=True):
+            row += [tree.token(node) for node in path]
 
     def select_rows(self, rows: list[int]) -> None:
         self._scorer.select_rows(rows)
         self.rows = [list(self.rows[row]) for row in rows]
 
-    def _compare(self, logits: torch.Tensor, tokens: list, parents: list, sizes: list[int]) -> None:
-        assert logits.isfinite().all()
-        for row, size in enumerate(sizes):
-            for node in range(size):
-                path = [tokens[row][i] for i in path_to(node, parents[row])]
-                plain = uncached_logits(self._model, self.rows[row] + path)[-1]
-                self.worst = max(self.worst, float((logits[row, node] - plain).abs().max()))
+    def cache_error(self) -> float:
+        """See `cache_error`; of a `TreeScorer`."""
+        rows = [torch.tensor(row) for row in self.rows]
+        return cache_error(self._model, self._scorer.cache, self._scorer._state.slots.mask, rows)
 
-    def _tree(self, size: int) -> list[int]:
-        if self._scorer.capability != Capability.TREE:
-            return list(range(-1, size - 1))
-        return [-1] + [self._random.randrange(node) for node in range(1, size)]
+    def _tree(self, size: int) -> TokenTree:
+        """A tree, chain or single node, as the scorer can."""
+        capability = self._scorer.capability
+        size = 1 if capability == Capability.PLAIN else size
+        parents = [i - 1 if capability < Capability.TREE else self._random.randrange(i) for i in range(1, size)]
+        return TokenTree(torch.tensor(self._tokens(size)), torch.tensor([-1, *parents]))
 
     def _tokens(self, length: int) -> list[int]:
-        return [self._random.randrange(1, VOCAB_SIZE) for _ in range(length)]
-
-
-def path_to(node: int, parents: list[int]) -> list[int]:
-    path = [node]
-    while parents[path[0]] >= 0:
-        path.insert(0, parents[path[0]])
-    return path
+        return [self._random.randrange(3, VOCAB_SIZE) for _ in range(length)]
 
 
 @torch.no_grad()
@@ -181,3 +127,55 @@ def cache_error(model: PreTrainedModel, cache: Cache, slot_mask: torch.Tensor, r
                 kept = states[row].index_select(-2, slots.to(states.device))
                 worst = max(worst, float((kept - expected[0]).abs().max()))
     return worst
+
+
+_right = mask_module.pending_attention
+
+
+def plant_mask(change):
+    """`change(attention of a chain, right attention)` gives the mask and the positions in place of the right ones."""
+
+    def plant(monkeypatch):
+        def wrong(slots, parents, num_new, layout, dtype):
+            right = _right(slots, parents, num_new, layout, dtype)
+            chain = torch.arange(-1, parents.shape[1] - 1).expand_as(parents)
+            as_chain = _right(slots, chain, num_new, layout, dtype)
+            mask, positions = change(as_chain, right)
+            return mask_module.TreeAttention(mask, positions, right.key_positions)
+
+        monkeypatch.setattr("treespec.hf.models.tree_scorer.pending_attention", wrong)
+
+    return plant
+
+
+def plant(owner, name, wrong):
+    return lambda monkeypatch: monkeypatch.setattr(owner, name, wrong)
+
+
+def _own(parents):
+    return torch.eye(parents.shape[1], dtype=torch.bool).expand(parents.shape[0], -1, -1)
+
+
+def _key_slots(slots, pending):
+    num_keys = slots.mask.shape[1] + pending.shape[1]
+    return torch.arange(num_keys).expand(len(pending), num_keys)
+
+
+def _cut_only(layers, num_slots, paths):
+    slot_cache._cut(layers, num_slots + max(len(path) for path in paths))
+
+
+def _no_holes(paths, device):
+    return torch.ones(len(paths), max(map(len, paths)), dtype=torch.bool)
+
+
+PLANTED = {
+    "ancestors missing": ("llama", plant(mask_module, "ancestor_mask", _own)),
+    "siblings seen": ("llama", plant_mask(lambda chain, right: (chain.mask, right.position_ids))),
+    "positions by slot": ("llama", plant_mask(lambda chain, right: (right.mask, chain.position_ids))),
+    "window forgotten": ("mistral", plant(mask_module, "_limit", lambda allowed, *_: allowed)),
+    "window by slot": ("mistral", plant(mask_module, "_key_positions", _key_slots)),
+    "compaction forgotten": ("llama", plant(slot_cache, "keep_paths", _cut_only)),
+    "holes forgotten": ("llama", plant(slot_cache, "path_mask", _no_holes)),
+}
+"""By name, the architecture in which it shows, and what plants it."""

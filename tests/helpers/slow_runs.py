@@ -4,13 +4,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from helpers.toy_models import TableLM, ToyScorer
+from helpers.toy_models import FixedLength, TableLM, ToyScorer
 
 import treespec
-from treespec.engine import stats
-from treespec.engine.loop import speculate
+from treespec.engine import loop, stats
 from treespec.engine.observer import Observer
-from treespec.engine.request import Request
 from treespec.lab.trace import Recorder, TraceFile
 from treespec.protocols import Proposal
 from treespec.sampling import NoProcessors
@@ -151,17 +149,6 @@ class SlowProcessors(NoProcessors):
         return super().__call__(ids, logits, row)
 
 
-class UntilLength:
-    def __init__(self, length):
-        self._length = length
-
-    def num_kept(self, row, ids, new_tokens):
-        return len(new_tokens) if len(ids) >= self._length else None
-
-    def max_new(self, row, length, num_padding):
-        return self._length - length
-
-
 @dataclass(frozen=True)
 class Run:
     """The settings of a run; as they are it is healthy."""
@@ -194,10 +181,12 @@ class Run:
             "processors": ["RepetitionPenaltyLogitsProcessor"] if self.processor_ms else [],
         }
         recorder = Recorder(TraceFile(path), about, drafter)
-        request = Request(
+        run = loop.Run(
+            TimedScorer(model, clock, self.prefill_ms, self.pass_ms or PASS_MS),
+            drafter,
             prompts,
             torch.ones_like(prompts, dtype=torch.bool),
-            UntilLength(self.num_prompt + self.num_new),
+            FixedLength(self.num_prompt + self.num_new),
             policy=self.tree,
             processors=processors,
             is_sampling=self.is_sampling,
@@ -205,8 +194,7 @@ class Run:
             verification=SlowRule(clock, self.rule_ms) if self.rule_ms else "auto",
             observers=[recorder, SlowReader(clock, self.on_token_ms)],
         )
-        result = speculate(TimedScorer(model, clock, self.prefill_ms, self.pass_ms or PASS_MS), drafter, request)
-        return result.stats, about, [self.num_prompt] * self.num_rows
+        return loop.speculate(run).stats, about, [self.num_prompt] * self.num_rows
 
 
 class SlowReader(Observer):

@@ -5,8 +5,7 @@ from dataclasses import replace
 import torch
 from helpers.toy_models import TableLM, ToyScorer
 
-from treespec.engine.loop import speculate
-from treespec.engine.request import Request
+from treespec.engine.loop import Run, speculate
 from treespec.protocols import Scores
 
 VOCAB, SIZE, LAYER = 10, 16, 1
@@ -92,5 +91,6 @@ def mean_acceptance(trained, kind, policy):
     """Greedy texts of twelve random prompts of six tokens; trained: the toy target, its embedding and a head."""
     model, embedding, head = trained
     ids = torch.randint(0, VOCAB, (12, 6), generator=torch.Generator().manual_seed(7))
-    request = Request(ids, torch.ones_like(ids, dtype=torch.bool), Until(24), policy, is_sampling=False)
-    return speculate(FeatureScorer(model, embedding), kind(head, (LAYER,)), request).stats.mean_acceptance_length
+    parts = FeatureScorer(model, embedding), kind(head, (LAYER,))
+    run = Run(*parts, ids, torch.ones_like(ids, dtype=torch.bool), Until(24), policy, is_sampling=False)
+    return speculate(run).stats.mean_acceptance_length

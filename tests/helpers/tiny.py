@@ -3,6 +3,8 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
+
 
 def tiny_llama(vocab_size: int = 64, seed: int = 0, num_layers: int = 2, **options) -> LlamaForCausalLM:
     """A random llama whose logits have a standard deviation above one, so that its choices are not near-ties."""
@@ -48,3 +50,15 @@ def padded(ids: torch.Tensor, paddings: list[int]) -> dict[str, torch.Tensor]:
 def prompt(num_rows: int = 1, length: int = 12, vocab_size: int = 64, seed: int = 3) -> torch.Tensor:
     """Random ids int64 [num_rows, length], none of them the pad token 0."""
     return torch.randint(1, vocab_size, (num_rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def identical(model, inputs, times=1, **options):
+    """The statistics of the last of some calls by trees, after which the drafters know the text: greedy output is plain
+    `generate`'s. `model` may be a function that makes one for every call."""
+    fresh = model if not isinstance(model, torch.nn.Module) else lambda: model
+    options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0} | options
+    plain = fresh().generate(**inputs, **options)
+    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
+    for _ in range(times):
+        assert torch.equal(fresh().generate(**inputs, **options, custom_generate=speculation), plain)
+    return speculation.stats

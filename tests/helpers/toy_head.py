@@ -7,7 +7,7 @@ from torch import nn
 
 from treespec.drafters.base import single_nodes
 from treespec.heads.drafting.base import HeadDrafter
-from treespec.heads.files.config import DFLASH_LAYERS, layer_config, llama_keys
+from treespec.heads.files.config import DFLASH_LAYERS
 from treespec.heads.files.export import common_keys
 from treespec.heads.files.keys import KindKeys, words
 from treespec.heads.files.kinds import HeadKind, register
@@ -43,12 +43,9 @@ class Toy(HeadDrafter[ToyHead]):
 
 
 def read_config(config, tensors):
-    KIND.keys.check(config)
-    llama, layers = llama_keys(config), config.layers(DFLASH_LAYERS)
-    layer, vocab_size = layer_config(llama, tensors), llama.integer("vocab_size")
-    strength = config.factor("strength")
-    sizes = (vocab_size, vocab_size, layer.hidden_size, len(layers))
-    return ToyConfig(layer, *sizes, hidden_layers=layers, strength=strength)
+    _, own, shape = KIND.keys.read(config, tensors)
+    layers = own.layers(DFLASH_LAYERS)
+    return ToyConfig(**shape, num_features=len(layers), hidden_layers=layers, strength=own.factor("strength"))
 
 
 def write_config(config, hidden_layers):

@@ -122,7 +122,7 @@ class TableSource:
     def expand(self, frontier) -> Proposal:
         tokens, size = frontier.tokens, self._model.vocab_size
         self.widths.append(tokens.shape[1])
-        uniform, distributions = torch.full((size,), 1 / size, dtype=self._dtype), []
+        nothing, distributions = torch.eye(size, dtype=self._dtype)[0], []  # One outcome: padding has no draws.
         lists = (tokens.tolist(), frontier.parents.tolist(), frontier.depths.tolist(), frontier.path_tokens())
         roots = self.root_tokens.tolist()
         for known, root, row, parents, depths, paths in zip(self._paths, roots, *lists, strict=True):
@@ -138,7 +138,7 @@ class TableSource:
             below_root = [None if path is None else path[1:] for path in level]
             assert paths == below_root, "ancestors or tokens of other nodes"
             assert depths == [len(path or ()) for path in below_root]
-            distributions += [uniform if path is None else self.probs(path) for path in level]
+            distributions += [nothing if path is None else self.probs(path) for path in level]
             known += level
         distributions = torch.stack(distributions).view(*tokens.shape, size)
         if self.num_candidates is None:

@@ -21,11 +21,9 @@ from treespec.testing import (
     Shape,
     ToyDrafter,
     ToyTree,
-    enumerate_traces,
 )
-from treespec.tree import TokenTree, TreeBatch, Verdict
+from treespec.tree import TreeBatch, Verdict
 from treespec.verification import GivenUniforms
-from treespec.verification.dense.scans import Scan, outcomes
 
 
 class SamplingSource:
@@ -88,55 +86,3 @@ def verify_rows(
         rule.verify(tree, target_probs[b].__getitem__, GivenUniforms(coins[b], draws[b]))
         for b, tree in enumerate(trees.trees)
     ]
-
-
-def drafted_batch(drafter: ToyDrafter, target: ConditionalProbs) -> tuple[Tensor, TreeBatch, Tensor]:
-    """Every tree that a drafter can draw: weights float64 [B], the trees, their target distributions."""
-    weights, trees = zip(*enumerate_traces(drafter), strict=True)
-    batch, target_probs = as_batch([(tree, target) for tree in trees])
-    return torch.tensor([float(weight) for weight in weights], dtype=torch.float64), batch, target_probs
-
-
-def mean_accepted_by_rejection(scan: Scan, trees: TreeBatch) -> Tensor:
-    """Expected number of accepted tokens per row when siblings are verified in turn: float64 [B]."""
-    accept_probs = _accept_probs(scan, trees)
-    total = torch.zeros_like(accept_probs[:, 0])
-    for rows, tree in _by_shape(trees):
-        probs, reached = accept_probs[rows], torch.zeros_like(accept_probs[rows])
-        reached[:, 0] = 1
-        for node in range(tree.num_nodes):
-            left = reached[:, node].clone()
-            for child in tree.children(node):
-                reached[:, child] = left * probs[:, child]
-                left = left - reached[:, child]
-        total[rows] = reached.sum(1) - 1
-    return total
-
-
-def mean_accepted_by_traversal(scan: Scan, trees: TreeBatch) -> Tensor:
-    """Expected number of accepted tokens per row when nodes are verified from the leaves up: float64 [B]."""
-    accept_probs = _accept_probs(scan, trees)
-    total = torch.zeros_like(accept_probs[:, 0])
-    for rows, tree in _by_shape(trees):
-        probs, left = accept_probs[rows], torch.ones(len(rows), dtype=accept_probs.dtype)
-        for node in _post_order(tree.children_lists, 0):
-            total[rows] += left * probs[:, node] * tree.depths[node]
-            left = left * (1 - probs[:, node])
-    return total
-
-
-def _accept_probs(scan: Scan, trees: TreeBatch) -> Tensor:
-    """A number per node: float64 [B, N]."""
-    accept_probs, _ = outcomes(scan, scan.sums, scan.weights, scan.drawn_probs, [True] * trees.tokens.numel())
-    return torch.tensor(accept_probs, dtype=torch.float64).view(trees.tokens.shape)
-
-
-def _by_shape(trees: TreeBatch) -> list[tuple[Tensor, TokenTree]]:
-    """The rows of every shape, with one tree of that shape."""
-    shapes, number = trees.parents.unique(dim=0, return_inverse=True)
-    groups = [(number == i).nonzero().squeeze(1) for i in range(len(shapes))]
-    return [(rows, trees.trees[int(rows[0])]) for rows in groups]
-
-
-def _post_order(children: list[list[int]], node: int) -> list[int]:
-    return [i for child in children[node] for i in _post_order(children, child)] + [node]

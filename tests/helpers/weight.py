@@ -62,15 +62,13 @@ def closure(name: str) -> dict[str, int]:
 
 
 def room(name: str) -> str:
-    """The entry of treespec/ that a module is in; `hf.cpu` is a room of its own."""
-    return "hf.cpu" if name.startswith("treespec.hf.cpu") else [*name.split("."), ""][1]
+    """The entry of treespec/ that a module is in."""
+    return [*name.split("."), ""][1]
 
 
 def edges_to_add_ons() -> list[tuple[str, str]]:
-    """Imports of an add-on by a module of the core; `treespec.hf` itself lists what is public of all its rooms."""
-    return sorted(
-        (a, b) for a, b in graph().edges if room(a) in CORE and a != "treespec.hf" and room(b) not in CORE | {""}
-    )
+    """Imports of an add-on by a module of the core."""
+    return sorted((a, b) for a, b in graph().edges if room(a) in CORE and room(b) not in CORE | {""})
 
 
 def num_imports(name: str) -> int:

@@ -8,25 +8,28 @@ import torch
 from helpers import dflash_files, eagle3_files
 from helpers.checkpoints import no_safetensors, pickled
 from helpers.dflash_files import FULL, SLIDING, dspark
+from helpers.head_files import SPECULATORS
 from safetensors.torch import load_file, save_file
 
 EAGLE, DSPARK = eagle3_files.shape(hidden=32), dspark()
-METHODS = {
-    "eagle3": (eagle3_files, EAGLE),
-    "dflash": (dflash_files, dflash_files.shape()),
-    "dspark": (dflash_files, DSPARK),
-}
+METHODS = {"eagle3": EAGLE, "dflash": dflash_files.shape(), "dspark": DSPARK}
 every_method = pytest.mark.parametrize("method", METHODS)
+
+
+def files_of(made):
+    """The module that writes files of such a head."""
+    return dflash_files if "block" in made else eagle3_files
+
+
+def write(folder, made, format_name=SPECULATORS):
+    """Random files of a head; returns the folder."""
+    files = files_of(made)
+    return files.write(folder, made, files.random_tensors(made), format_name)
 
 
 def edit_config(folder, **changes):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def edit_layer(folder, **changes):
-    config = json.loads((folder / "config.json").read_text())
-    edit_config(folder, transformer_layer_config=config["transformer_layer_config"] | changes)
 
 
 def edit_tensors(folder, **changes):
@@ -36,18 +39,37 @@ def edit_tensors(folder, **changes):
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
 
 
-def truncate(folder):
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
+def config(**changes):
+    return lambda folder: edit_config(folder, **changes)
+
+
+def tensors(**changes):
+    return lambda folder: edit_tensors(folder, **changes)
+
+
+def layer(**changes):
+    """Keys of the layers' object."""
+
+    def edit(folder):
+        found = json.loads((folder / "config.json").read_text())
+        edit_config(folder, transformer_layer_config=found["transformer_layer_config"] | changes)
+
+    return edit
 
 
 def overwrite(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
+def truncate(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
 D2T = eagle3_files.random_tensors(EAGLE)["d2t"]
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1}
 NAN = torch.full((32,), torch.nan)
+ENDLESS, LAYERS = 10**9, "eagle_aux_hidden_state_layer_ids"
 WRONG_EAGLE3 = {
     "truncated": (truncate, "truncated or no safetensors"),
     "not safetensors": (no_safetensors, "truncated or no safetensors"),
@@ -57,156 +79,90 @@ WRONG_EAGLE3 = {
     "damaged configuration": (overwrite("config.json", b"{"), "no JSON"),
     "a list": (overwrite("config.json", b"[]"), "must hold a JSON object, got list"),
     "twice": (lambda f: shutil.copy(f / "model.safetensors", f / "more.safetensors"), "another file of the folder"),
-    "nan": (lambda f: edit_tensors(f, norm__weight=NAN), "NaN or infinity in norm.weight"),
-    "nan in one byte": (lambda f: edit_tensors(f, norm__weight=NAN.to(torch.float8_e4m3fn)), "infinity in norm.weight"),
-    "d2t of complex numbers": (lambda f: edit_tensors(f, d2t=D2T * 1j), r"d2t must be int64 \[40\], got torch.complex"),
-    "missing tensors": (lambda f: edit_tensors(f, fc__weight=None, norm__weight=None), r"missing: fc\.weight, norm"),
-    "half a projection": (lambda f: edit_tensors(f, layers__0__self_attn__k_proj__weight=None), r"missing: .*k_proj"),
-    "unknown tensors": (lambda f: edit_tensors(f, medusa__0__weight=torch.ones(2)), r"unknown: medusa\.0\.weight"),
+    "nan": (tensors(norm__weight=NAN), "NaN or infinity in norm.weight"),
+    "nan in one byte": (tensors(norm__weight=NAN.to(torch.float8_e4m3fn)), "infinity in norm.weight"),
+    "missing tensors": (tensors(fc__weight=None, norm__weight=None), r"missing: fc\.weight, norm"),
+    "half a projection": (tensors(layers__0__self_attn__k_proj__weight=None), r"missing: .*k_proj"),
+    "unknown tensors": (tensors(medusa__0__weight=torch.ones(2)), r"unknown: medusa\.0\.weight"),
     "another shape": (
-        lambda f: edit_tensors(f, lm_head__weight=torch.ones(39, 32)),
-        r"lm_head\.weight expected \[40, 32\], got \[39, 32\]",
+        tensors(lm_head__weight=torch.ones(39, 32)),
+        r"lm_head\.weight expected \[40, 32\], got \[39, 32",
     ),
-    "other sizes": (lambda f: edit_layer(f, intermediate_size=48), r"expected \[48, 32\], got \[40, 32\]"),
-    "no size": (lambda f: edit_layer(f, hidden_size=None), "hidden_size must be an int of at least 1 .*, got None"),
-    "a size as text": (lambda f: edit_config(f, draft_vocab_size="40"), "draft_vocab_size must be .*, got '40'"),
-    "uneven heads": (lambda f: edit_layer(f, num_key_value_heads=3), "key heads that divide the heads"),
-    "epsilon": (lambda f: edit_layer(f, rms_norm_eps="small"), "rms_norm_eps"),
-    "no layer": (
-        lambda f: edit_config(f, transformer_layer_config=[]),
-        r"transformer_layer_config must be an object, got \[\]",
-    ),
-    "another speculator": (lambda f: edit_config(f, speculators_model_type="mlp"), "holds a 'mlp' speculator"),
-    "another activation": (
-        lambda f: edit_layer(f, hidden_act="gelu"),
-        "hidden_act must be 'silu' to be supported, got 'gelu'",
-    ),
-    "another rope": (lambda f: edit_layer(f, rope_scaling={"rope_type": "longrope"}), "'longrope' is not supported"),
-    "rope without factor": (
-        lambda f: edit_layer(f, rope_scaling={"rope_type": "linear"}),
-        "wrong one: KeyError.'factor'",
-    ),
-    "rope of words": (lambda f: edit_layer(f, rope_theta="far"), "wrong one: ValueError"),
-    "rope of nothing": (lambda f: edit_layer(f, rope_theta=None), "wrong one: TypeError"),
-    "rope that divides by zero": (lambda f: edit_layer(f, rope_scaling=YARN | {"rope_theta": 1}), "division by zero"),
-    "rope of layers": (lambda f: edit_layer(f, rope_parameters={"full_attention": {}}), "one flat object"),
-    "partial rope": (lambda f: edit_layer(f, partial_rotary_factor=0.5), "only a part of each head"),
-    "mixed layers": (lambda f: edit_layer(f, layer_types=[FULL, SLIDING], sliding_window=5), "one type for all layers"),
-    "kinds of layers that are not strings": (
-        lambda f: edit_layer(f, layer_types=2),
-        "layer_types must be a list .*, got 2",
-    ),
-    "layers without end": (
-        lambda f: edit_layer(f, num_hidden_layers=10**9),
-        "num_hidden_layers must be .* at most .*, got 1000000000",
-    ),
-    "no d2t": (lambda f: edit_tensors(f, d2t=None), "lacks d2t"),
-    "d2t without end": (
-        lambda f: edit_config(f, draft_vocab_size=10**15),
-        "draft_vocab_size must be .* at most 16777216",
-    ),
-    "d2t of another size": (lambda f: edit_tensors(f, d2t=D2T[1:]), r"d2t must be int64 \[40\]"),
-    "d2t beyond the vocabulary": (lambda f: edit_tensors(f, d2t=D2T + 30), r"different ids in \[0, 64\)"),
-    "d2t that maps two to one": (lambda f: edit_tensors(f, d2t=-torch.arange(40)), "40 different ids"),
+    "other sizes": (layer(intermediate_size=48), r"expected \[48, 32\], got \[40, 32\]"),
+    "no size": (layer(hidden_size=None), "hidden_size must be an int of at least 1 .*, got None"),
+    "a size as text": (config(draft_vocab_size="40"), "draft_vocab_size must be .*, got '40'"),
+    "uneven heads": (layer(num_key_value_heads=3), "key heads that divide the heads"),
+    "epsilon": (layer(rms_norm_eps="small"), "rms_norm_eps"),
+    "no layer": (config(transformer_layer_config=[]), r"transformer_layer_config must be an object, got \[\]"),
+    "another speculator": (config(speculators_model_type="mlp"), "holds a 'mlp' speculator"),
+    "another activation": (layer(hidden_act="gelu"), "hidden_act must be 'silu' to be supported, got 'gelu'"),
+    "another rope": (layer(rope_scaling={"rope_type": "longrope"}), "'longrope' is not supported"),
+    "rope without factor": (layer(rope_scaling={"rope_type": "linear"}), "wrong one: KeyError.'factor'"),
+    "rope of words": (layer(rope_theta="far"), "wrong one: ValueError"),
+    "rope of nothing": (layer(rope_theta=None), "wrong one: TypeError"),
+    "rope that divides by zero": (layer(rope_scaling=YARN), "division by zero"),
+    "rope of layers": (layer(rope_parameters={"full_attention": {}}), "one flat object"),
+    "partial rope": (layer(partial_rotary_factor=0.5), "only a part of each head"),
+    "mixed layers": (layer(layer_types=[FULL, SLIDING], sliding_window=5), "one type for all layers"),
+    "kinds of layers that are not strings": (layer(layer_types=2), "layer_types must be a list .*, got 2"),
+    "layers without end": (layer(num_hidden_layers=ENDLESS), "num_hidden_layers must be .* at most .*, got 1000000000"),
+    "no d2t": (tensors(d2t=None), "lacks d2t"),
+    "d2t without end": (config(draft_vocab_size=10**15), "draft_vocab_size must be .* at most 16777216"),
+    "d2t of another size": (tensors(d2t=D2T[1:]), r"d2t must be int64 \[40\]"),
+    "d2t of complex numbers": (tensors(d2t=D2T * 1j), r"d2t must be int64 \[40\], got torch.complex"),
+    "d2t beyond the vocabulary": (tensors(d2t=D2T + 30), r"different ids in \[0, 64\)"),
+    "d2t that maps two to one": (tensors(d2t=-torch.arange(40)), "40 different ids"),
     "embedding of another size": (
-        lambda f: edit_tensors(f, embed_tokens__weight=torch.ones(64, 16)),
-        r"embed_tokens\.weight expected \[64, 32\], got \[64, 16\]",
+        tensors(embed_tokens__weight=torch.ones(64, 16)),
+        r"expected \[64, 32\], got \[64, 16",
     ),
-    "another target's size": (
-        lambda f: edit_config(f, target_hidden_size=48),
-        "hidden states of size 48, LlamaForCausalLM has 32",
-    ),
-    "layers that are not numbers": (
-        lambda f: edit_config(f, eagle_aux_hidden_state_layer_ids=["2"]),
-        "list of layer numbers",
-    ),
-    "layers of a deeper model": (
-        lambda f: edit_config(f, eagle_aux_hidden_state_layer_ids=[2, 8, 20]),
-        r"indices \[2, 8, 20\] for a model of 8 layers",
-    ),
+    "another target's size": (config(target_hidden_size=48), "hidden states of size 48, LlamaForCausalLM has 32"),
+    "layers that are not numbers": (config(**{LAYERS: ["2"]}), "list of layer numbers"),
+    "layers of a deeper model": (config(**{LAYERS: [2, 8, 20]}), r"indices \[2, 8, 20\] for a model of 8 layers"),
+    "many heads": (layer(num_attention_heads=2**24, head_dim=2**20), "another shape"),
+    "features without end": (config(num_aux_hidden_states=2**24, fc_norm=True), "at most 1024, got"),
 }
 WRONG_EAGLE3 |= {
-    f"weights of {dtype}": (
-        lambda f, dtype=dtype: edit_tensors(f, fc__weight=torch.ones(32, 96).to(dtype)),
-        rf"fc\.weight \({dtype}\)",
-    )
+    f"weights of {dtype}": (tensors(fc__weight=torch.ones(32, 96).to(dtype)), rf"fc\.weight \({dtype}\)")
     for dtype in (torch.int8, torch.bool, torch.complex64, torch.float8_e8m0fnu)
 }
 WRONG_EAGLE3 |= {
-    f"{name} of {size:.0e}": (
-        lambda f, name=name, size=size: edit_layer(f, **{name: size}),
-        rf"{name} must be an int of at least 1 and at most 16777216, got {size}",
+    f"{name} of {size:.0e}": (layer(**{name: size}), rf"{name} must be an int .* and at most 16777216, got {size}")
+    for name, size in (
+        ("vocab_size", 10**12),
+        ("hidden_size", 10**12),
+        ("intermediate_size", 10**30),
+        ("head_dim", 10**12),
     )
-    for name, size in {
-        "vocab_size": 10**12,
-        "hidden_size": 10**12,
-        "intermediate_size": 10**30,
-        "head_dim": 10**12,
-    }.items()
-}
-WRONG_EAGLE3 |= {
-    "many heads": (lambda f: edit_layer(f, num_attention_heads=2**24, head_dim=2**20), "another shape"),
-    "features without end": (lambda f: edit_config(f, num_aux_hidden_states=2**24, fc_norm=True), "at most 1024, got"),
 }
 
-W1 = "markov_head__markov_w1__weight"
-WRONG_DFLASH = {
-    "truncated": (truncate, "truncated or no safetensors"),
-    "missing tensors": (
-        lambda f: edit_tensors(f, fc__weight=None, hidden_norm__weight=None),
-        r"missing: fc\.weight, h",
-    ),
-    "half a projection": (
-        lambda f: edit_tensors(f, layers__1__self_attn__k_proj__weight=None),
-        r"missing: .*1.*k_proj",
-    ),
-    "no head of a reduced vocabulary": (lambda f: edit_tensors(f, lm_head__weight=None), r"missing: lm_head\.weight"),
-    "no layer": (lambda f: edit_layer(f, num_hidden_layers=3), r"missing: layers\.2\."),
-    "unknown tensors": (lambda f: edit_tensors(f, selector__weight=torch.ones(2)), r"unknown: selector\.weight"),
+WRONG_DFLASH = {  # Besides what all kinds read by the same code.
+    "half a projection": (tensors(layers__1__self_attn__k_proj__weight=None), r"missing: .*1.*k_proj"),
+    "no head of a reduced vocabulary": (tensors(lm_head__weight=None), r"missing: lm_head\.weight"),
+    "no layer": (layer(num_hidden_layers=3), r"missing: layers\.2\."),
     "features of other layers": (
-        lambda f: edit_config(f, aux_hidden_state_layer_ids=[1, 2, 3]),
+        config(aux_hidden_state_layer_ids=[1, 2, 3]),
         r"fc\.weight expected \[32, 96\], got \[32, 64\]",
     ),
-    "no Markov head": (lambda f: edit_tensors(f, **{W1: None}), r"missing: markov_head\.markov_w1"),
-    "a Markov head of another rank": (lambda f: edit_config(f, markov_rank=7), r"markov_w1\.weight expected \[64, 7\]"),
-    "another Markov head": (
-        lambda f: edit_config(f, markov_head_type="gated"),
-        "markov_head_type must be 'vanilla' to be supported, got 'gated'",
-    ),
-    "another projector": (
-        lambda f: edit_config(f, projector_type="domino"),
-        "projector_type must be 'dflash' or 'dspark' to be supported, got 'domino'",
-    ),
-    "no block": (lambda f: edit_config(f, block_size=None), "block_size must be .*, got None"),
-    "a block of one": (lambda f: edit_config(f, block_size=1), "block_size must be an int of at least 2 .*, got 1"),
-    "a block without end": (
-        lambda f: edit_config(f, block_size=2**24),
-        "block_size must be .* at most 1024, got 16777216",
-    ),
-    "a Markov head without end": (
-        lambda f: edit_config(f, markov_rank=10**30),
-        "markov_rank must be .* at most 16777216",
-    ),
-    "no mask token": (lambda f: edit_config(f, mask_token_id=None), "mask_token_id must be .* at most 63, got None"),
-    "a mask token beyond the vocabulary": (lambda f: edit_config(f, mask_token_id=64), "at most 63, got 64"),
-    "layers that are not numbers": (
-        lambda f: edit_config(f, aux_hidden_state_layer_ids=["2", "3"]),
-        "list of layer numbers",
-    ),
-    "layers of a deeper model": (lambda f: edit_config(f, aux_hidden_state_layer_ids=[2, 20]), "model of 8 layers"),
-    "other kinds of layers": (
-        lambda f: edit_layer(f, layer_types=["linear_attention"] * 2),
-        "layer_types must be a list of",
-    ),
-    "kinds of kinds": (lambda f: edit_layer(f, layer_types=[[FULL], [FULL]]), "layer_types must be a list of"),
-    "layers without end": (
-        lambda f: edit_layer(f, num_hidden_layers=10**9),
-        "num_hidden_layers must be .* at most .*, got 1000000000",
-    ),
-    "kinds of too few layers": (lambda f: edit_layer(f, layer_types=[FULL]), "layer_types must be a list of"),
-    "no window": (lambda f: edit_layer(f, layer_types=[FULL, SLIDING]), "sliding_window must be .*, got None"),
-    "no object": (lambda f: edit_config(f, dflash_config=[4]), r"dflash_config must be an object, got \[4\]"),
-    "no d2t": (lambda f: edit_tensors(f, d2t=None), "lacks d2t"),
-    "another speculator": (lambda f: edit_config(f, speculators_model_type="dflash2"), "'dflash2' speculator"),
-    "another target's size": (lambda f: edit_config(f, target_hidden_size=48), r"fc\.weight expected \[32, 96\]"),
+    "no Markov head": (tensors(markov_head__markov_w1__weight=None), r"missing: markov_head\.markov_w1"),
+    "a Markov head of another rank": (config(markov_rank=7), r"markov_w1\.weight expected \[64, 7\]"),
+    "a Markov head without end": (config(markov_rank=10**30), "markov_rank must be .* at most 16777216"),
+    "another Markov head": (config(markov_head_type="gated"), "markov_head_type must be 'vanilla' .*, got 'gated'"),
+    "another projector": (config(projector_type="domino"), "projector_type must be 'dflash' or 'dspark' .* 'domino'"),
+    "no block": (config(block_size=None), "block_size must be .*, got None"),
+    "a block of one": (config(block_size=1), "block_size must be an int of at least 2 .*, got 1"),
+    "a block without end": (config(block_size=2**24), "block_size must be .* at most 1024, got 16777216"),
+    "no mask token": (config(mask_token_id=None), "mask_token_id must be .* at most 63, got None"),
+    "a mask token beyond the vocabulary": (config(mask_token_id=64), "at most 63, got 64"),
+    "layers that are not numbers": (config(aux_hidden_state_layer_ids=["2", "3"]), "list of layer numbers"),
+    "layers of a deeper model": (config(aux_hidden_state_layer_ids=[2, 20]), "model of 8 layers"),
+    "other kinds of layers": (layer(layer_types=["linear_attention"] * 2), "layer_types must be a list of"),
+    "kinds of kinds": (layer(layer_types=[[FULL], [FULL]]), "layer_types must be a list of"),
+    "layers without end": (layer(num_hidden_layers=ENDLESS), "num_hidden_layers must be .* at most .*, got 1000000000"),
+    "kinds of too few layers": (layer(layer_types=[FULL]), "layer_types must be a list of"),
+    "no window": (layer(layer_types=[FULL, SLIDING]), "sliding_window must be .*, got None"),
+    "no object": (config(dflash_config=[4]), r"dflash_config must be an object, got \[4\]"),
+    "another target's size": (config(target_hidden_size=48), r"fc\.weight expected \[32, 96\]"),
 }
+WRONG = [(EAGLE, *case) for case in WRONG_EAGLE3.values()] + [(DSPARK, *case) for case in WRONG_DFLASH.values()]
+WRONG_IDS = [f"eagle3, {name}" for name in WRONG_EAGLE3] + [f"dspark, {name}" for name in WRONG_DFLASH]

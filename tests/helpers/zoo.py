@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from treespec.protocols import Capability
 
@@ -63,7 +63,7 @@ _HEADS = {"head_dim": 8}
 _WINDOW = {"sliding_window": WINDOW}
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _ROUTED = _EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
-_MLA = _ROUTED | {
+MLA = _ROUTED | {
     "num_key_value_heads": 4,
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
@@ -90,7 +90,7 @@ _DELTA = _HYBRID | {
     "linear_value_head_dim": 8,
     "head_dim": 8,
 }
-_INDEXED = {"index_head_dim": 8, "index_n_heads": 4, "index_topk": 256}
+INDEXED = {"index_head_dim": 8, "index_n_heads": 4, "index_topk": 256}
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     # One attention over everything, rotary or learned positions.
@@ -139,9 +139,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture("qwen2_moe", _EXPERTS | {"shared_expert_intermediate_size": 32}),
     Architecture("qwen3_moe", _EXPERTS | _HEADS),
     # Latent attention.
-    Architecture("deepseek_v2", _MLA | {"topk_method": "greedy", "routed_scaling_factor": 1.0}),
-    Architecture("deepseek_v3", _MLA),
-    Architecture("minicpm3", _MLA),
+    Architecture("deepseek_v2", MLA | {"topk_method": "greedy", "routed_scaling_factor": 1.0}),
+    Architecture("deepseek_v3", MLA),
+    Architecture("minicpm3", MLA),
     # Sliding windows, in every layer or in some.
     Architecture("mistral", _WINDOW),
     Architecture("ministral", _WINDOW | _HEADS),
@@ -202,10 +202,10 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         _MAMBA | _EXPERTS | _HYBRID | {"shared_intermediate_size": 32},
         Capability.CHAIN,
     ),
-    Architecture("glm_moe_dsa", _MLA | _INDEXED, Capability.CHAIN),
+    Architecture("glm_moe_dsa", MLA | INDEXED, Capability.CHAIN),
     Architecture(
         "kimi_linear",
-        _MLA | _HYBRID | {"q_lora_rank": None, "head_dim": None, "linear_head_dim": 8, "linear_num_heads": 4},
+        MLA | _HYBRID | {"q_lora_rank": None, "head_dim": None, "linear_head_dim": 8, "linear_num_heads": 4},
         Capability.CHAIN,
     ),
     Architecture("lfm2", {"layer_types": ["conv", "full_attention"]}, Capability.CHAIN),
@@ -248,13 +248,22 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 BY_NAME = {str(architecture): architecture for architecture in ARCHITECTURES}
 
 
-def build(architecture: Architecture, attention: str | None = None) -> PreTrainedModel:
-    """A tiny model in float32 and evaluation mode, the same at every call; torch's global generator is left alone."""
+def _of_name(architecture: Architecture | str) -> Architecture:
+    return BY_NAME[architecture] if isinstance(architecture, str) else architecture
+
+
+def config_of(architecture: Architecture | str) -> PreTrainedConfig:
+    architecture = _of_name(architecture)
     sizes = {name: value for name, value in (SIZES | dict(architecture.options)).items() if value is not None}
-    config = AutoConfig.for_model(architecture.model_type, **sizes)
+    return AutoConfig.for_model(architecture.model_type, **sizes)
+
+
+def build(architecture: Architecture | str, attention: str | None = None) -> PreTrainedModel:
+    """A tiny model in float32 and evaluation mode, the same at every call; torch's global generator is left alone."""
+    chosen = attention or _of_name(architecture).attentions[0]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        chosen = attention or architecture.attentions[0]
+        config = config_of(architecture)
         model = AutoModelForCausalLM.from_config(config, attn_implementation=chosen, dtype=torch.float32).eval()
     _sharpen(model)
     return model

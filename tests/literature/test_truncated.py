@@ -2,17 +2,15 @@
 
 import pytest
 import torch
-from helpers.grown_trees import emitted_probs, pair_probs
 from helpers.tiny import noisy_copy, prompt, tiny_llama
 from helpers.toy_models import TableLM, TableSource
 
 from treespec import TreeSpeculation, generate
-from treespec.errors import ConfigError, RuleMismatchError
+from treespec.errors import RuleMismatchError
 from treespec.literature import AdaptiveChain, Truncated
-from treespec.policies import Chain, Control, KAry
+from treespec.policies import Chain, KAry
 from treespec.policies.wrapping import as_chain, is_chain
 from treespec.protocols import LearningPolicy
-from treespec.testing import g_test
 from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT
 
 TRANSPORT = ["optimal_transport", "transport_traversal"]
@@ -33,15 +31,6 @@ def test_distributions_are_those_of_the_most_probable_tokens(children):
                 stored = batch.draft_probs[batch.draft_index[row, node]].float()
                 kept = torch.zeros(9).scatter(0, probs.topk(3).indices, probs.topk(3).values)
                 assert torch.allclose(stored, kept / kept.sum())
-
-
-@pytest.mark.parametrize(("rule", "children"), [(TRANSPORT[0], WITHOUT_REPLACEMENT), (TRANSPORT[1], IID)])
-def test_the_targets_distribution_comes_out(rule, children):
-    num_rows, target = 1500, TableSource([0], TableLM(4, seed=5), dtype=torch.float64)
-    source = TableSource([0] * num_rows, TableLM(4, seed=6), dtype=torch.float64)
-    batch = Truncated(KAry((2, 1), children), 3).grow(source, 2)
-    counts = emitted_probs(batch, target, rule)
-    assert g_test(counts, pair_probs(target, 0)) > 1e-3
 
 
 @pytest.mark.parametrize("rule", TRANSPORT)
@@ -90,12 +79,3 @@ def test_a_chain_in_its_stead_is_truncated_alike():
     assert not is_chain(Truncated(KAry((2, 2))))
     chain = Truncated(Chain(9), 7)
     assert as_chain(chain).policy is chain.policy
-
-
-def test_misuse_is_named():
-    with pytest.raises(ConfigError, match="num_tokens"):
-        Truncated(KAry((2,)), 0)
-    with pytest.raises(ConfigError, match="policy"):
-        Truncated(16)
-    with pytest.raises(ConfigError, match="not a Control"):
-        Truncated(Control())

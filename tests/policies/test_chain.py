@@ -1,20 +1,18 @@
-"""Chains that stop: the rules, the cut, losslessness, and chains that learn their length."""
+"""Chains that stop: the rules and the cut; and chains that learn their length."""
 
 import pytest
 import torch
-from helpers.grown_trees import checked, emitted_probs, pair_probs, rules_of_sampled_trees, token_path
+from helpers.grown_trees import checked, token_path
 from helpers.toy_models import FixedLength, TableLM, TableSource, ToyScorer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
-from treespec.engine.loop import speculate
-from treespec.engine.request import Request
+from treespec.engine.loop import Run, speculate
 from treespec.errors import ConfigError
 from treespec.literature import AdaptiveChain, LowConfidence
 from treespec.policies import BestFirst, Chain
 from treespec.protocols import Capability, Scores, VerifiedStep
-from treespec.testing import g_test
 from treespec.tree import SELECTED, TokenTree, TreeBatch, Verdict
 
 RULES = {
@@ -78,34 +76,6 @@ def test_stopping_saves_draft_passes():
     assert Chain(8, stop=LowConfidence(0.5)).grow(sure, 9).max_nodes == 9
 
 
-ROWS = 8_000
-
-
-def toy_pair():
-    target = TableSource([0], TableLM(3, seed=2), dtype=torch.float64)
-    return TableSource([0] * ROWS, TableLM(3, seed=1), dtype=torch.float64), target
-
-
-@rules_of_sampled_trees
-@pytest.mark.parametrize("name", RULES)
-def test_stopped_chains_decode_losslessly(name, rule):
-    """The chain rules are these two on chains, coin for coin: tests/verification/test_agreement.py."""
-    draft, target = toy_pair()
-    batch = Chain(3, stop=RULES[name]).grow(draft, 3)
-    assert len(set(batch.num_nodes.tolist())) > 1
-    assert g_test(emitted_probs(batch, target, rule), pair_probs(target, 0)) > 1e-3
-
-
-@rules_of_sampled_trees
-def test_dropping_the_unlikely_token_is_caught(rule):
-    """The planted bug: the token of low confidence is taken back in place of being the last."""
-    draft, target = toy_pair()
-    batch = Chain(1).grow(draft, 1)
-    is_likely = batch.draft_probs.gather(1, batch.tokens[:, 1:]) >= 0.35
-    trimmed = batch.keep_nodes(torch.cat([torch.ones_like(is_likely), is_likely], 1))
-    assert g_test(emitted_probs(trimmed, target, rule), pair_probs(target, 0)) < 1e-6
-
-
 def step_of(lengths, accepted):
     """A verified step of chains with so many draft tokens, of which so many were accepted."""
     trees = TreeBatch.from_trees([TokenTree.chain([0] * (1 + length)) for length in lengths])
@@ -150,10 +120,8 @@ DRAFTERS = {
 
 
 def decode(drafter, policy, capability=Capability.TREE, prompts=PROMPTS, **options):
-    request = Request(
-        prompts, torch.ones_like(prompts, dtype=torch.bool), FixedLength(45), policy=policy, seed=0, **options
-    )
-    return speculate(ToyScorer(TableLM(4, seed=3), capability), drafter, request)
+    scorer, mask = ToyScorer(TableLM(4, seed=3), capability), torch.ones_like(prompts, dtype=torch.bool)
+    return speculate(Run(scorer, drafter, prompts, mask, FixedLength(45), policy=policy, seed=0, **options))
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -191,23 +159,6 @@ def test_stopped_chains_of_a_draft_model_keep_its_cache(capability):
     alone = decode(DraftModel(ToyScorer(TableLM(4, seed=4))), Chain(1), is_sampling=False)
     assert result.tokens == alone.tokens
     assert len(result.stats.num_drafted_at_depth) > 1
-
-
-BAD = {
-    "no threshold": lambda: LowConfidence(0.0),
-    "NaN": lambda: LowConfidence(float("nan")),
-    "no number": lambda: LowConfidence("half"),
-    "no rule": lambda: Chain(3, stop=0.5),
-    "above one": lambda: LowConfidence(1.5),
-    "too long": lambda: AdaptiveChain(9, max_k=8),
-    "no tokens": lambda: AdaptiveChain(0),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_options(name):
-    with pytest.raises(ConfigError):
-        BAD[name]()
 
 
 WRONG_RULES = {

@@ -4,7 +4,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
 from helpers.grown_trees import rank_paths
 from helpers.toy_models import TableLM, TableSource
 from hypothesis import given, settings
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from treespec.engine.stats import SpeculationStats
 from treespec.errors import ConfigError
-from treespec.policies import KAry, Paths, Sequoia, optimal_paths
+from treespec.policies import KAry, Sequoia, optimal_paths
 from treespec.policies.sequoia import non_increasing
 from treespec.tree import TokenTree, Verdict, parse_paths
 
@@ -118,32 +117,6 @@ def test_measured_acceptance_counts_children_of_accepted_nodes():
         Sequoia.from_stats(SpeculationStats(), 4)
 
 
-def test_measured_acceptance_recovers_the_distribution():
-    """Selected children, a target equal to the draft: rank r is accepted with the draft's own probability."""
-    model = TableLM(4, seed=1)
-    source = TableSource([2] * 4000, model, is_sampling=False)
-    batch = Paths([(0,), (1,), (2,), (0, 0), (0, 1)]).grow(source, 2)
-    generator = torch.Generator().manual_seed(0)
-    verdicts, emitted = [], []
-    for tree in batch.trees:
-        path = [0]
-        while True:
-            probs = source.probs(tuple(tree.token(i) for i in path))
-            token = int(probs.multinomial(1, generator=generator))
-            found = [i for i in tree.children(path[-1]) if tree.token(i) == token]
-            if not found:
-                break
-            path += found
-        verdicts.append(Verdict(tuple(path), token, False))
-        emitted.append([tree.token(i) for i in path[1:]] + [token])
-    stats = SpeculationStats()
-    stats.record(batch.trees, verdicts, emitted)
-    top = source.probs((2,)).sort(descending=True)
-    below = source.probs((2, int(top.indices[0]))).sort(descending=True).values
-    assert stats.acceptance_per_depth_and_rank[0] == pytest.approx(top.values[:3].tolist(), abs=0.03)
-    assert stats.acceptance_per_depth_and_rank[1] == pytest.approx(below[:2].tolist(), abs=0.04)
-
-
 @given(st.lists(st.floats(0, 1), max_size=8))
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_pooling_is_the_isotonic_regression(values):
@@ -151,33 +124,3 @@ def test_pooling_is_the_isotonic_regression(values):
     n = len(values)
     expected = [min(max(np.mean(values[s : e + 1]) for e in range(i, n)) for s in range(i + 1)) for i in range(n)]
     assert non_increasing(values) == pytest.approx(expected)
-
-
-BAD = {
-    "rising": lambda: optimal_paths([[0.2, 0.4]], 4),
-    "above one": lambda: optimal_paths([1.5], 4),
-    "NaN": lambda: optimal_paths([float("nan")], 4),
-    "no nodes": lambda: optimal_paths([0.5], 0),
-    "no depth": lambda: optimal_paths([0.5], 3, 0),
-    "a root alone": lambda: Sequoia([0.5], 1),
-    "never accepted": lambda: Sequoia([[0.0, 0.0]], 5),
-    "no table": lambda: optimal_paths(None, 4),
-    "one number": lambda: optimal_paths(0.5, 4),
-    "rows and numbers": lambda: optimal_paths([[0.5], 0.3], 4),
-    "no numbers": lambda: optimal_paths(["ab"], 4),
-    "children": lambda: Sequoia([0.5], 3, children="best"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_options(name):
-    with pytest.raises(ConfigError):
-        BAD[name]()
-
-
-def test_it_beats_a_k_ary_tree_of_its_size():
-    probs = falling_table(11, 4, 3)
-    for shape in ((3, 1), (2, 2), (1, 1, 1, 1)):
-        fixed = rank_paths(KAry(shape).grow(TableSource([0], TableLM(5)), 9).trees[0])
-        best = optimal_paths(probs, len(fixed) + 1)
-        assert expected_tokens(best, probs) >= expected_tokens(fixed, probs)

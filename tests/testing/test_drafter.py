@@ -43,43 +43,28 @@ def test_distributions_are_reproducible_and_alike_in_both_arithmetics() -> None:
     assert len({tuple(floats(context)) for context in contexts}) == len(contexts)
 
 
+def test_two_children_have_the_distribution_of_their_scheme() -> None:
+    probs, other = EXACT(()), RandomDistributions(3, seed=2, is_exact=True)
+    best, tokens = int(np.argmax(probs)), range(3)
+    expected = {
+        IID: {(a, b): probs[a] * probs[b] for a in tokens for b in tokens},
+        WITHOUT_REPLACEMENT: {
+            (a, b): probs[a] * probs[b] / (1 - probs[a]) for a, b in itertools.permutations(tokens, 2)
+        },
+        MIXED: {(a, best): probs[a] / (1 - probs[best]) for a in tokens if a != best},
+        SEVERAL_DRAFTERS: {(a, b): probs[a] * other(())[b] for a in tokens for b in tokens},
+    }
+    for scheme, pairs in expected.items():
+        counted: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
+        for weight, tree in enumerate_traces(ToyDrafter(scheme, FixedShape.kary(2), (EXACT, other))):
+            counted[tuple(tree.tokens[1:])] += weight
+        assert counted == pairs
+
+
 @pytest.mark.parametrize(("branching", "num_nodes"), [((1, 1, 1), 4), ((2, 2), 7), ((3, 1, 1), 10)])
 def test_kary_shapes(branching: tuple[int, ...], num_nodes: int) -> None:
-    for _, tree in enumerate_traces(ToyDrafter(SELECTED, FixedShape.kary(*branching), (EXACT,))):
-        assert tree.num_nodes == num_nodes
-
-
-def test_independent_draws_are_a_product() -> None:
-    counted = drawn_pairs(IID)
-    probs = EXACT(())
-    assert counted == {pair: probs[pair[0]] * probs[pair[1]] for pair in itertools.product(range(3), repeat=2)}
-
-
-def test_draws_without_replacement_follow_the_renormalised_rest() -> None:
-    probs = EXACT(())
-    assert drawn_pairs(WITHOUT_REPLACEMENT) == {
-        (a, b): probs[a] * probs[b] / (1 - probs[a]) for a, b in itertools.permutations(range(3), 2)
-    }
-
-
-def test_mixed_children_are_a_sample_of_the_rest_then_the_best() -> None:
-    probs = EXACT(())
-    best = int(np.argmax(probs))
-    assert drawn_pairs(MIXED) == {(a, best): probs[a] / (1 - probs[best]) for a in range(3) if a != best}
-
-
-def test_several_drafters_take_turns() -> None:
-    other = RandomDistributions(3, seed=2, is_exact=True)
-    counted = drawn_pairs(SEVERAL_DRAFTERS, other)
-    assert counted == {(a, b): EXACT(())[a] * other(())[b] for a, b in itertools.product(range(3), repeat=2)}
-
-
-def drawn_pairs(scheme: str, *others: RandomDistributions) -> dict[tuple[int, ...], Fraction]:
-    """The distribution of the two children of a root."""
-    counted: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
-    for weight, tree in enumerate_traces(ToyDrafter(scheme, FixedShape.kary(2), (EXACT, *others))):
-        counted[tuple(tree.tokens[1:])] += weight
-    return dict(counted)
+    ((_, tree),) = enumerate_traces(ToyDrafter(SELECTED, FixedShape.kary(*branching), (EXACT,)))
+    assert tree.num_nodes == num_nodes
 
 
 def test_adaptive_shapes_adapt() -> None:

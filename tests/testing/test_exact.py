@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from helpers.mutants import CorrectionFromTarget
+from helpers.mutants import mistaken
 
 from treespec.errors import ConfigError
 from treespec.literature import ThresholdAcceptance
@@ -128,10 +127,11 @@ def test_fixed_widths_are_asked_for() -> None:
     assert {case.scheme for case in cases if case.shape == "2x2" and case.distributions == "generic"} == {IID}
 
 
-@dataclass(frozen=True)
-class Biased(CorrectionFromTarget):
-    name = "biased"
-    is_lossless = True
+class Biased:
+    """Recursive rejection that keeps its residual as it is; for i.i.d. siblings only."""
+
+    name, is_lossless = "biased", True
+    verify = mistaken("recursive", "probs = rest / total if total > 0 else probs", "probs = probs").verify
 
     def reason_against(self, trees: TreeBatch) -> str | None:
         return None if trees.sampling_schemes <= {IID} else "it verifies i.i.d. siblings"

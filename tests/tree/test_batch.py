@@ -1,17 +1,14 @@
-"""Batches of trees: they hold their trees, cut them, and are checked by a flag."""
+"""Batches of trees: they hold their trees, and cut them."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import networkx as nx
 import pytest
 import torch
-from helpers.random_trees import DISTRIBUTIONS, graph_of, parent_lists, tree_of
+from helpers.small_trees import DISTRIBUTIONS, graph_of, pair_tree, parent_lists, tree_of
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from treespec.errors import InvalidTreeError
 from treespec.tree import (
     MIXED,
     PADDING_PARENT,
@@ -98,13 +95,8 @@ def test_selecting_nodes_orders_them_and_renumbers_parents() -> None:
     assert cut.values[0].tolist() == pytest.approx([1.0, 0.4, 0.5, 0.3])
 
 
-INDEX, FLAGS = torch.tensor([-1, 0, 0]), torch.tensor([False, True, True])
-PAIR = {"tokens": torch.tensor([9, 1, 2]), "parents": torch.tensor([-1, 0, 0])}
-
-
 def test_batched_distributions_are_those_of_the_trees() -> None:
-    first = TokenTree(**PAIR, draft_probs=DISTRIBUTIONS[:1], draft_index=INDEX, is_without_replacement=FLAGS)
-    second = TokenTree(**PAIR, draft_probs=DISTRIBUTIONS, draft_index=torch.tensor([-1, 1, -1]), is_width_fixed=False)
+    first, second = pair_tree([0, 0], [True, True]), pair_tree([1, -1], is_width_fixed=False)
     batch = TreeBatch.from_trees([first, tree_of([-1, 0]), second])
     assert not batch.is_width_fixed
     assert batch.sampling_schemes == {WITHOUT_REPLACEMENT, SELECTED, MIXED}
@@ -114,71 +106,3 @@ def test_batched_distributions_are_those_of_the_trees() -> None:
             assert (probs is None and batched is None) or (
                 probs is not None and batched is not None and probs.equal(batched)
             )
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tokens": torch.tensor([9, 1, 2])}, r"tokens must be int64 \[B, N\]"),
-        ({"parents": torch.tensor([[-1, 0]])}, "parents must be"),
-        ({"draft_probs": DISTRIBUTIONS}, "come together"),
-        ({"draft_index": torch.tensor([[-1, 0, 0]])}, "come together"),
-        (
-            {"draft_probs": DISTRIBUTIONS.unsqueeze(0), "draft_index": torch.tensor([[-1, 0, 0]])},
-            r"draft_probs must be float \[R, V\]",
-        ),
-    ],
-)
-def test_wrong_batches_raise(changes: dict, message: str) -> None:
-    good = {"tokens": torch.tensor([[9, 1, 2]]), "parents": torch.tensor([[-1, 0, 0]])}
-    TreeBatch(**good)
-    with pytest.raises(InvalidTreeError, match=message):
-        TreeBatch(**{**good, **changes})
-
-
-def test_batches_of_nothing_or_of_unlike_vocabularies_raise() -> None:
-    for trees in ([], [None], TokenTree.chain([1])):
-        with pytest.raises(InvalidTreeError, match="at least one TokenTree"):
-            TreeBatch.from_trees(trees)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InvalidTreeError, match="share V"):
-        TreeBatch.from_trees(
-            [TokenTree.chain([9, 1], DISTRIBUTIONS[:1]), TokenTree.chain([9, 1], torch.full((1, 4), 0.25))]
-        )
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"parents": [[-1, 2, 0]]},
-        {"parents": [[-1, -1, 0]]},
-        {"parents": [[0, 0, 0]]},
-        {"parents": [[-1, -2, 0]]},
-        {"parents": [[-1, 0, 9]]},
-        {"parents": [[-1, 0, -5]]},
-        {"tokens": [[9, 1, 3]]},
-        {"tokens": [[9, 1, -1]]},
-        {"draft_index": [[-1, 0, 2]]},
-        {"draft_index": [[-1, 0, -2]]},
-        {"draft_probs": [[0.5, 0.3, 0.1], [1.0, 0.0, 0.0]]},
-        {"draft_probs": [[0.5, 0.3, 0.2], [1.5, -0.5, 0.0]]},
-        {"draft_probs": [[0.5, 0.0, 0.5], [1.0, 0.0, 0.0]]},
-        {"draft_probs": [[0.5, 0.3, 0.2], [float("nan"), 0.5, 0.5]]},
-        {"tokens": [[9, 1, 1]], "is_without_replacement": [[False, True, True]]},
-    ],
-)
-def test_the_flag_of_a_batch_sees_what_construction_of_a_tree_sees(changes: dict) -> None:
-    batch = TreeBatch.from_trees([TokenTree(**PAIR, draft_probs=DISTRIBUTIONS, draft_index=INDEX)])
-    assert bool(batch.is_valid)
-    assert not dataclasses.replace(batch, **{name: torch.tensor(value) for name, value in changes.items()}).is_valid
-
-
-def test_the_flag_lets_the_same_token_be_drawn_again_where_it_may() -> None:
-    """From another row, below another parent, or with replacement."""
-    tree = TokenTree(
-        torch.tensor([9, 1, 1, 1, 2]), torch.tensor([-1, 0, 0, 1, 1]), DISTRIBUTIONS, torch.tensor([-1, 0, 1, 0, 0]),
-        torch.tensor([False, True, True, True, True]),
-    )  # fmt: skip
-    assert bool(TreeBatch.from_trees([tree]).is_valid)
-    assert bool(
-        TreeBatch.from_trees([TokenTree(torch.tensor([9, 1, 1]), PAIR["parents"], DISTRIBUTIONS, INDEX)]).is_valid
-    )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from helpers.grown_trees import rank_paths
+from helpers.small_trees import parent_lists, tree_of
 from hypothesis import given, seed, settings
-from hypothesis import strategies as st
 
 from treespec.errors import InvalidTreeError
 from treespec.tree import (
@@ -14,16 +13,6 @@ from treespec.tree import (
     parents_of_paths,
     parse_paths,
 )
-
-
-@st.composite
-def parent_lists(draw, max_nodes: int = 20) -> list[int]:
-    size = draw(st.integers(1, max_nodes))
-    return [-1] + [draw(st.integers(0, node - 1)) for node in range(1, size)]
-
-
-def tree_of(parents: list[int]) -> TokenTree:
-    return TokenTree(torch.arange(len(parents)) + 100, torch.tensor(parents))
 
 
 @seed(4)
@@ -53,6 +42,7 @@ def test_the_literal_of_vllm() -> None:
         "5",
         "(0,)",
         [(0,), (0,)],
+        [(False,)],
         [(0, 0)],
         [(1,)],
         [()],

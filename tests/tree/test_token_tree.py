@@ -5,7 +5,7 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 import torch
-from helpers.random_trees import DISTRIBUTIONS, graph_of, parent_lists, tree_of
+from helpers.small_trees import DISTRIBUTIONS, graph_of, pair_tree, parent_lists, tree_of
 from hypothesis import given, seed, settings
 
 from treespec.tree import (
@@ -59,25 +59,20 @@ def test_a_chain() -> None:
     assert TokenTree.chain([9, 1, 2]).sampling_schemes == {SELECTED}
 
 
-PAIR = {"tokens": torch.tensor([9, 1, 2]), "parents": torch.tensor([-1, 0, 0])}
-
-
 @pytest.mark.parametrize(
     ("draft_index", "flags", "scheme"),
     [
-        ([-1, -1, -1], None, SELECTED),
-        ([-1, 0, 0], None, IID),
-        ([-1, 0, 0], [False, True, True], WITHOUT_REPLACEMENT),
-        ([-1, 0, -1], None, MIXED),
-        ([-1, 0, 1], None, MIXED),
-        ([-1, 0, 0], [False, False, True], MIXED),
+        (None, None, SELECTED),
+        ([-1, -1], None, SELECTED),
+        ([0, 0], None, IID),
+        ([0, 0], [True, True], WITHOUT_REPLACEMENT),
+        ([0, -1], None, MIXED),
+        ([0, 1], None, MIXED),
+        ([0, 0], [False, True], MIXED),
     ],
 )
 def test_sampling_schemes_of_siblings(draft_index: list[int], flags: list[bool] | None, scheme: str) -> None:
-    is_drawn_once = None if flags is None else torch.tensor(flags)
-    tree = TokenTree(
-        **PAIR, draft_probs=DISTRIBUTIONS, draft_index=torch.tensor(draft_index), is_without_replacement=is_drawn_once
-    )
+    tree = pair_tree(draft_index, flags)
     assert tree.sampling_schemes == {scheme}
     assert TreeBatch.from_trees([tree]).sampling_schemes == {scheme}
 
@@ -96,7 +91,7 @@ def test_the_distribution_without_earlier_siblings() -> None:
         torch.tensor([False, True, True, True, True]),
     )  # fmt: skip
     distributions = [tree.draft_probs_of(node) for node in range(1, 5)]
-    expected = [DISTRIBUTIONS[0], torch.tensor([0, 0.6, 0.4]), DISTRIBUTIONS[1], torch.tensor([0, 1 / 3, 2 / 3])]
+    expected = [DISTRIBUTIONS[0], torch.tensor([0, 0.6, 0.4]), DISTRIBUTIONS[1], torch.tensor([0, 0.25, 0.75])]
     for distribution, wanted in zip(distributions, expected, strict=True):
         assert distribution is not None
         torch.testing.assert_close(distribution, wanted)

@@ -25,11 +25,6 @@ NUM_ROWS = 40
 DENSE_ON_TREES = ("target_walk", "recursive", "traversal")
 DENSE_ON_CHAINS = (*DENSE_ON_TREES, "token", "block")
 KINDS: tuple[Callable, ...] = (random_drafted, random_chain, random_pairs)
-DISTRIBUTIONS = given(random_seed=st.integers(0, 2**32 - 1), vocab_size=st.integers(1, 6))
-
-
-def examples(num_trees: int) -> settings:
-    return settings(max_examples=num_trees // NUM_ROWS, deadline=None, database=None)
 
 
 def uniforms(rng: np.random.Generator, trees: TreeBatch) -> tuple[Tensor, Tensor]:
@@ -38,34 +33,18 @@ def uniforms(rng: np.random.Generator, trees: TreeBatch) -> tuple[Tensor, Tensor
     return coins, draws
 
 
-@seed(1)
-@examples(1_000)
-@DISTRIBUTIONS
-def test_dense_forms_on_1_000_trees(random_seed: int, vocab_size: int) -> None:
-    check_dense_forms(DENSE_ON_TREES, random_drafted, random_seed, vocab_size)
+@pytest.mark.parametrize("num_trees", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("names", "kind"), [(DENSE_ON_TREES, random_drafted), (("token", "block"), random_chain)], ids=["trees", "chains"]
+)
+def test_dense_forms(names: tuple[str, ...], kind: Callable, num_trees: int) -> None:
+    @seed(num_trees)
+    @settings(max_examples=num_trees // NUM_ROWS, deadline=None, database=None)
+    @given(random_seed=st.integers(0, 2**32 - 1), vocab_size=st.integers(1, 6))
+    def run(random_seed: int, vocab_size: int) -> None:
+        check_dense_forms(names, kind, random_seed, vocab_size)
 
-
-@seed(1)
-@examples(1_000)
-@DISTRIBUTIONS
-def test_dense_forms_on_1_000_chains(random_seed: int, vocab_size: int) -> None:
-    check_dense_forms(("token", "block"), random_chain, random_seed, vocab_size)
-
-
-@pytest.mark.slow
-@seed(0)
-@examples(10_000)
-@DISTRIBUTIONS
-def test_dense_forms_on_10_000_trees(random_seed: int, vocab_size: int) -> None:
-    check_dense_forms(DENSE_ON_TREES, random_drafted, random_seed, vocab_size)
-
-
-@pytest.mark.slow
-@seed(0)
-@examples(10_000)
-@DISTRIBUTIONS
-def test_dense_forms_on_10_000_chains(random_seed: int, vocab_size: int) -> None:
-    check_dense_forms(("token", "block"), random_chain, random_seed, vocab_size)
+    run()
 
 
 def check_dense_forms(names: tuple[str, ...], kind: Callable, random_seed: int, vocab_size: int) -> None:
@@ -103,13 +82,17 @@ def test_every_rule_on_stored_trees_is_the_rule_on_toy_trees(kind: Callable, num
 
 
 def test_chains_are_one_rule_less() -> None:
-    """On chains block verification is traversal, and token verification is recursive rejection."""
+    """On chains block verification is traversal, and token verification recursive rejection and K-SEQ."""
     rng = np.random.default_rng(1)
-    trees, target_probs = as_batch([random_chain(rng, 4) for _ in range(300)])
-    coins, draws = uniforms(rng, trees)
+    chains = [random_chain(rng, 4) for _ in range(300)]
+    trees, target_probs = as_batch(chains)
+    coins, draws = uniforms(rng, trees)  # More than the second batch needs.
 
     def verdicts(name: str) -> list[Verdict]:
         return verify_rows(RULES[name], trees, target_probs, coins, draws)
 
     assert verdicts("block") == verdicts("traversal")
     assert verdicts("token") == verdicts("recursive")
+    trees, target_probs = as_batch([chain for chain in chains if all(p is not None for p in chain[0].draft_probs[1:])])
+    assert len(trees.trees) > 100
+    assert verdicts("token") == verdicts("k_seq")

@@ -22,7 +22,7 @@ from treespec.hf.generation.processors import TreeProcessors
 from treespec.protocols import History
 from treespec.sampling import truncate_probs
 from treespec.tree import TreeBatch
-from treespec.verification import RULES
+from treespec.verification import RULES, verify
 from treespec.verification.dispatch import DENSE_ON_CPU, verify_batch
 
 VOCAB_SIZES = (1, 2, 700, 2100)
@@ -78,6 +78,9 @@ def test_a_verdict_or_a_named_error(random_seed: int, vocab_size: int, is_chain:
             continue
         tokens = [*(trees.trees[0].token(node) for node in verdict.path[1:]), verdict.next_token]
         assert all(is_usable[node] for node in verdict.path), rule.name
+        if all(is_usable):
+            probs = target_probs.dense()
+            assert verify(trees, probs, rule, coins=coins, draws=draws) == [verdict], rule.name
         if rule.is_lossless:
             assert all(
                 target_probs.probs(0, node)[token] > 0 for node, token in zip(verdict.path, tokens, strict=True)

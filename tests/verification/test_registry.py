@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from helpers.siblings import DISTRIBUTIONS, IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, pair
+from helpers.small_trees import DISTRIBUTIONS, IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, pair
 from torch import Tensor
 
 from treespec.errors import (

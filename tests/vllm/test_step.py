@@ -64,12 +64,10 @@ class Step:
 
     def run(self, params: Sequence[SamplingParams], outputs: Sequence[list[int]] | None = None, **fields: Any) -> Any:
         """Emitted tokens by request. `fields` are vLLM's of the batch."""
-        names = [str(row) for row in range(len(params))]
-        asked = Outputs(params, outputs or [[] for _ in params], self.starts)
+        names, is_discarded = [str(row) for row in range(len(params))], np.zeros(len(params), dtype=bool)
+        asked = Outputs(names, params, outputs or [[] for _ in params], self.starts, is_discarded)
         verifier = StepVerifier("auto", fields.pop("streams", Streams(0)), Sampler())
-        verdicts = verifier.verify(
-            self.trees, self.logits, asked, names, metadata(params, **fields), np.zeros(len(params), dtype=bool)
-        )
+        verdicts = verifier.verify(self.trees, self.logits, asked, metadata(params, **fields))
         return [
             [*(tree.token(node) for node in verdict.path[1:]), verdict.next_token]
             for tree, verdict in zip(self.trees.trees, verdicts, strict=True)

@@ -1,4 +1,4 @@
-"""The command line, `treespec COMMAND`: one module per command, and what they share in `console`."""
+"""The command line, `treespec COMMAND`: a module per command; they share `options`, `models` and `console`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ except ImportError as error:
     raise SystemExit("treespec's commands need typer and rich: pip install 'treespec[cli]'") from error
 
 from treespec.commands import ablate, bench, chat, check, explain, generate, trace, train, tune, writing
-from treespec.commands.console import CONSOLE
+from treespec.commands.console import say, warn
 from treespec.errors import TreespecError, TreespecWarning
 
 app = typer.Typer(
@@ -23,11 +23,10 @@ app = typer.Typer(
 )
 for module in (generate, chat, bench, tune, ablate, check, explain):
     app.command(module.__name__.rpartition(".")[2], epilog=module.EXAMPLES)(module.run)
-for name, command in {"warm-up": writing.warm_up, "write": writing.write}.items():
-    app.command(name, epilog=writing.EXAMPLES)(command)
-for name, command in {"train": train.train, "export": train.export}.items():
-    app.command(name, epilog=train.EXAMPLES)(command)
-
+for command in (writing.warm_up, writing.write):
+    app.command(epilog=writing.EXAMPLES)(command)
+for command in (train.train, train.export):
+    app.command(epilog=train.EXAMPLES)(command)
 app.add_typer(trace.app, name="trace")
 
 
@@ -39,11 +38,11 @@ def main() -> None:
     try:
         app()
     except (TreespecError, OSError) as error:
-        CONSOLE.print(f"treespec: {error}", markup=False, highlight=False, soft_wrap=True)
+        say(f"treespec: {error}")
         sys.exit(2)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
     """Treespec's own warnings in a line; those of other libraries speak of their code and are left out."""
     if issubclass(category, TreespecWarning):
-        CONSOLE.print(f"treespec: warning: {message}", markup=False, highlight=False, soft_wrap=True)
+        warn(str(message))

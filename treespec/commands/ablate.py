@@ -1,9 +1,8 @@
 """`treespec ablate`: a study of your model, from a file."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -11,10 +10,10 @@ from typing import Annotated, Any
 import typer
 from torch import Tensor
 
-from treespec.commands.bench import PROMPTS
-from treespec.commands.console import CONSOLE, check_out_folder, command_line, progress_bar
-from treespec.commands.models import PackOption
+from treespec.commands.console import check_out_folder, command_line, print_json, progress_bar, say
+from treespec.commands.models import encode
 from treespec.commands.models import load as load_model
+from treespec.commands.options import PROMPTS, JsonOption, PackOption
 from treespec.hf.machine import is_busy
 from treespec.lab.measure.study.cells import FACTORS, Cell
 from treespec.lab.measure.study.runs import run_study
@@ -39,7 +38,7 @@ def run(
         Path | None, typer.Option(file_okay=False, help="The folder of the results; default: the study's name.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes; each loads the model.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
+    as_json: JsonOption = False,
     pack: PackOption = True,
 ) -> None:
     """Run a grid of drafters, policies, budgets, depths, rules, temperatures, processors, batches and seeds.
@@ -54,18 +53,20 @@ def run(
     load, blocks = _load_average(), read.blocks()
     with progress_bar() as progress:
         task = progress.add_task(f"{len(read.cells)} cells", total=len(blocks))
-        rows = run_study(
-            read, folder, load_subject, encode, workers, lambda done: progress.update(task, completed=done)
-        )
+
+        def advance(done: int) -> None:
+            progress.update(task, completed=done)
+
+        rows = run_study(read, folder, load_subject, encode_prompts, workers, advance)
     factors = [name for name in FACTORS if name not in UNITS]
-    cells = compare(rows, factors, UNITS, lambda levels: read.baseline_of(Cell(**levels)).as_dict())
+    cells = compare(rows, factors, UNITS, lambda levels: asdict(read.baseline_of(Cell(**levels))))
     about = _about(read, rows, workers, load)
     by = [name for name in PANELS if name in varied(cells)]
     (folder / "report.md").write_text(report(cells, read.name, about, "gain.png", by))
     _draw(cells, by, folder, read)
     if as_json:
-        print(json.dumps([_as_dict(cell) for cell in cells], indent=1))
-    CONSOLE.print(f"{folder}: report.md, gain.png, speed.png, runs.parquet", markup=False)
+        print_json([_as_dict(cell) for cell in cells])
+    say(f"{folder}: report.md, gain.png, speed.png, runs.parquet")
 
 
 def load_subject(study: Study) -> tuple[Any, Any, Any]:
@@ -77,15 +78,9 @@ def load_subject(study: Study) -> tuple[Any, Any, Any]:
     return loaded.model, loaded.tokenizer, loaded.drafters
 
 
-def encode(tokenizer: Any, prompts: Sequence[str]) -> Mapping[str, Tensor]:
-    """Users' messages by the chat template, where there is one, left-padded."""
-    if getattr(tokenizer, "chat_template", None) is None:
-        found = tokenizer(list(prompts), return_tensors="pt", padding=True)
-    else:
-        messages = [[{"role": "user", "content": text}] for text in prompts]
-        texts = [tokenizer.apply_chat_template(one, tokenize=False, add_generation_prompt=True) for one in messages]
-        found = tokenizer(texts, add_special_tokens=False, return_tensors="pt", padding=True)
-    return {name: found[name] for name in ("input_ids", "attention_mask")}
+def encode_prompts(tokenizer: Any, prompts: Sequence[str]) -> dict[str, Tensor]:
+    """Users' messages in a batch."""
+    return encode(tokenizer, [[{"role": "user", "content": text}] for text in prompts])
 
 
 def _about(study: Study, rows: Sequence[Mapping[str, Any]], workers: int, load: str) -> str:
@@ -122,7 +117,7 @@ def _draw(cells: Sequence[Compared], by: Sequence[str], folder: Path, study: Stu
     try:
         from treespec.viz import Gain, plot_gains
     except ImportError:
-        CONSOLE.print("there are no pictures without matplotlib: pip install 'treespec[plots]'", markup=False)
+        say("there are no pictures without matplotlib: pip install 'treespec[plots]'")
         return
     factors = [name for name in varied(cells) if name not in by] or ["policy"]
     group = "rule" if "rule" in factors and len(factors) > 1 else ("policy" if "policy" in factors else factors[-1])

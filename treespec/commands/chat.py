@@ -1,6 +1,5 @@
 """`treespec chat`: a conversation whose cache is kept from turn to turn."""
 
-import json
 from time import perf_counter
 from typing import Annotated, Any
 
@@ -8,30 +7,18 @@ import typer
 from rich.console import Console
 from transformers import DynamicCache
 
-from treespec.commands.console import CONSOLE, SeedOption, ThreadsOption, use_threads
-from treespec.commands.generate import (
+from treespec.commands.console import CONSOLE, print_json, say
+from treespec.commands.generate import statistics_line, summary
+from treespec.commands.models import Loaded
+from treespec.commands.options import (
     ColoursOption,
+    Drafting,
+    JsonOption,
     LengthOption,
-    TemperatureOption,
-    TopPOption,
-    encode,
-    sampling,
-    statistics_line,
-    summary,
-)
-from treespec.commands.models import (
-    ConfigOption,
-    DeviceOption,
-    DrafterOption,
-    DtypeOption,
-    Loaded,
-    ModelArgument,
-    PackOption,
-    RuleOption,
-    SettingOption,
+    ModelOptions,
+    Sampling,
     TreeOption,
-    load,
-    speculation_of,
+    with_groups,
 )
 from treespec.commands.stream import Stream
 from treespec.errors import ConfigError
@@ -46,35 +33,26 @@ treespec chat --colours
 treespec chat ./my-model --system "Answer in one sentence." --temperature 0.7 --drafter ./my-draft-model"""
 
 
+@with_groups
 def run(
-    model: ModelArgument = None,
+    model: ModelOptions,
+    sampling: Sampling,
+    drafting: Drafting,
+    tree: TreeOption = "auto",
     system: Annotated[str | None, typer.Option(help="A system message.", show_default=False)] = None,
     max_new_tokens: LengthOption = 512,
-    temperature: TemperatureOption = 0.0,
-    top_p: TopPOption = 1.0,
-    drafter: DrafterOption = None,
-    tree: TreeOption = "auto",
-    rule: RuleOption = "auto",
-    speculative_config: ConfigOption = None,
-    setting: SettingOption = None,
     colours: ColoursOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print each answer with its statistics as JSON.")] = False,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    pack: PackOption = True,
-    seed: SeedOption = 0,
-    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Chat with a model. /new starts over, /quit or the end of the input ends.
 
     What was said stays in the cache, so that a turn reads its own message only, and the drafters learn from all turns.
     """
-    use_threads(threads)
-    loaded = load(model, dtype, device, is_packed=pack)
+    loaded = model.load()
     if getattr(loaded.tokenizer, "chat_template", None) is None:
         raise ConfigError(f"the tokenizer of {loaded.name} has no chat template: use treespec generate --raw")
-    speculation = speculation_of(loaded, drafter, tree, rule, speculative_config, setting, seed=seed)
-    options = sampling(temperature, top_p) | {"max_new_tokens": max_new_tokens}
+    speculation = drafting.speculation(loaded, tree, seed=model.seed)
+    options = {**sampling.arguments, "max_new_tokens": max_new_tokens}
     talk = Conversation(loaded, speculation, options, system)
     while (message := _read()) not in (None, "/quit"):
         if message == "/new":
@@ -82,41 +60,41 @@ def run(
         elif message:
             text = talk.answer(message, None if as_json else Console(highlight=False), colours)
             if as_json:
-                print(json.dumps({"text": text, **talk.statistics}), flush=True)
+                print_json({"text": text, **talk.statistics}, indent=None)
 
 
 class Conversation:
-    """The messages so far, and the cache of their tokens."""
+    """The messages so far, and the cache of their tokens.
+
+    `num_reused`: tokens of the last turn that came from the cache; `statistics`: of the last turn.
+    """
 
     def __init__(
         self, loaded: Loaded, speculation: TreeSpeculation, options: dict[str, Any], system: str | None
     ) -> None:
-        self._loaded = loaded
-        self._speculation = speculation
-        self._options = options
+        self._loaded, self._speculation, self._options = loaded, speculation, options
         self.messages = [] if system is None else [{"role": "system", "content": system}]
         self.num_reused = 0
-        """Tokens of the last turn that came from the cache."""
         self.statistics: dict[str, Any] = {}
-        """Statistics of the last turn."""
         self._ids: list[int] = []
         self._cache = DynamicCache(config=loaded.model.config.get_text_config())
 
     def answer(self, message: str, console: Console | None, is_coloured: bool = False) -> str:
         """Decode the answer to a message; shows text and statistics on a console."""
         self.messages.append({"role": "user", "content": message})
-        inputs = encode(self._loaded, self.messages)
+        inputs = self._loaded.encode(self.messages)
         self._keep_common(inputs["input_ids"][0].tolist())
-        cache = {} if keeps_states(self._loaded.model) else {CACHE_NAME: self._cache}
         stream = Stream(self._loaded.tokenizer, self._speculation.drafter, console, is_coloured)
+        options: dict[str, Any] = {"streamer": stream, **self._options}
+        if not keeps_states(self._loaded.model):
+            options[CACHE_NAME] = self._cache
         start = perf_counter()
-        streamer = {"streamer": stream}
-        out: Any = generate(self._loaded.model, inputs, self._speculation, **streamer, **cache, **self._options)
+        out: Any = generate(self._loaded.model, inputs, self._speculation, **options)
         self._ids = out[0].tolist()[: self._cache.get_seq_length()]
         self.messages.append({"role": "assistant", "content": stream.text})
         self.statistics = summary(self._speculation.stats, stream, perf_counter() - start)
         if console is not None:
-            CONSOLE.print(statistics_line(self.statistics), style="dim", highlight=False)
+            say(statistics_line(self.statistics), style="dim")
         return stream.text
 
     def _keep_common(self, ids: list[int]) -> None:

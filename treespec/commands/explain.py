@@ -1,12 +1,13 @@
 """`treespec explain`: the textbook's round with given numbers."""
 
-import json
 import re
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from treespec.commands.console import print_json
+from treespec.commands.options import JsonOption
 from treespec.errors import ConfigError
 from treespec.literature.textbook import explain_round
 
@@ -19,7 +20,7 @@ def run(
     target: Annotated[str, typer.Option(help="The target's probabilities of the draft tokens.")],
     draft: Annotated[str, typer.Option(help="The draft's.")],
     coins: Annotated[str, typer.Option(help="One uniform number per token.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Why each draft token of a chain is accepted or rejected, and how many tokens are appended.
 
@@ -32,7 +33,7 @@ def run(
         raise ConfigError(f"a number per draft token is needed in each option, got {counts}")
     found = explain_round(*numbers.values())
     if as_json:
-        print(json.dumps({**asdict(found), "num_accepted": found.num_accepted}, indent=1))
+        print_json({**asdict(found), "num_accepted": found.num_accepted})
     else:
         print(found)
 

@@ -1,34 +1,25 @@
 """`treespec generate`: one text."""
 
-import json
-import sys
-from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Any
 
-import torch
-import typer
 from rich.console import Console
 
-from treespec.commands.console import CONSOLE, SeedOption, ThreadsOption, use_threads
-from treespec.commands.models import (
-    ConfigOption,
-    DeviceOption,
-    DrafterOption,
-    DtypeOption,
-    Loaded,
-    ModelArgument,
-    PackOption,
-    RuleOption,
-    SettingOption,
+from treespec.commands.console import CONSOLE, print_json, say
+from treespec.commands.models import Loaded
+from treespec.commands.options import (
+    ColoursOption,
+    Drafting,
+    JsonOption,
+    ModelOptions,
+    Question,
+    Sampling,
     TreeOption,
-    load,
-    speculation_of,
+    with_groups,
 )
 from treespec.commands.stream import Stream
 from treespec.engine.stats import SpeculationStats
-from treespec.errors import ConfigError
-from treespec.hf import generate
+from treespec.hf import TreeSpeculation, generate
 
 EXAMPLES = """Examples:
 
@@ -40,77 +31,44 @@ treespec generate ./my-model --prompt "Write a haiku about rivers." --setting se
 
 echo "Once upon a time" | treespec generate ./my-model --raw --drafter ./my-draft-model"""
 
-PromptOption = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt.", show_default=False)]
-PromptFileOption = Annotated[
-    Path | None,
-    typer.Option("--file", exists=True, dir_okay=False, help="A file with it; default: the standard input."),
-]
-RawOption = Annotated[bool, typer.Option("--raw", help="Continue the text, without the chat template.")]
-LengthOption = Annotated[int, typer.Option(min=1, help="The longest answer in tokens.")]
-TemperatureOption = Annotated[float, typer.Option(min=0, help="0: greedy.")]
-TopPOption = Annotated[float, typer.Option(min=0.0, max=1.0, help="1: off.")]
-ColoursOption = Annotated[bool, typer.Option("--colours", help="Accepted draft tokens by their drafter.")]
 
-
+@with_groups
 def run(
-    model: ModelArgument = None,
-    prompt: PromptOption = None,
-    file: PromptFileOption = None,
-    raw: RawOption = False,
-    max_new_tokens: LengthOption = 256,
-    temperature: TemperatureOption = 0.0,
-    top_p: TopPOption = 1.0,
-    drafter: DrafterOption = None,
+    model: ModelOptions,
+    question: Question,
+    sampling: Sampling,
+    drafting: Drafting,
     tree: TreeOption = "auto",
-    rule: RuleOption = "auto",
-    speculative_config: ConfigOption = None,
-    setting: SettingOption = None,
     colours: ColoursOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print text and statistics as JSON.")] = False,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    pack: PackOption = True,
-    seed: SeedOption = 0,
-    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Decode one text by speculation, streamed, with statistics at the end.
 
     Exit code 0: done; 2: wrong use, or something cannot be loaded.
     """
-    text = read_prompt(prompt, file)
-    use_threads(threads)
-    loaded = load(model, dtype, device, is_packed=pack)
-    shown = {"seed": seed, "progress": as_json and CONSOLE.is_terminal}
-    speculation = speculation_of(loaded, drafter, tree, rule, speculative_config, setting, **shown)
+    text = question.read()
+    loaded = model.load()
+    speculation = drafting.speculation(loaded, tree, seed=model.seed, progress=as_json and CONSOLE.is_terminal)
     stream = Stream(loaded.tokenizer, speculation.drafter, None if as_json else Console(highlight=False), colours)
-    inputs = encode(loaded, [{"role": "user", "content": text}], text if raw else None)
-    start = perf_counter()
-    options = sampling(temperature, top_p) | {"max_new_tokens": max_new_tokens}
-    generate(loaded.model, inputs, speculation, streamer=stream, **options)  # pyright: ignore[reportArgumentType]
-    found = summary(speculation.stats, stream, perf_counter() - start)
+    found = answer(loaded, speculation, stream, text, question, sampling)
     if as_json:
-        print(json.dumps({"text": stream.text, **found}, indent=1))
-        return
-    CONSOLE.print(statistics_line(found), style="dim", highlight=False)
-    if colours:
+        print_json(found)
+    elif colours:
         CONSOLE.print(stream.legend())
 
 
-def encode(loaded: Loaded, messages: list[dict[str, str]], raw: str | None = None) -> dict[str, torch.Tensor]:
-    """A text as it is, or messages by the chat template, where there is one, else the last message as it is."""
-    if raw is None and getattr(loaded.tokenizer, "chat_template", None) is not None:
-        text = loaded.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        encoded = loaded.tokenizer(text, add_special_tokens=False, return_tensors="pt")
-    else:
-        encoded = loaded.tokenizer(messages[-1]["content"] if raw is None else raw, return_tensors="pt")
-    return {name: encoded[name].to(loaded.model.device) for name in ("input_ids", "attention_mask")}
-
-
-def sampling(temperature: float, top_p: float) -> dict[str, Any]:
-    """The arguments of `generate`; the checkpoint's own sampling settings do not count."""
-    if temperature == 0:
-        return {"do_sample": False}
-    return {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+def answer(
+    loaded: Loaded, speculation: TreeSpeculation, stream: Stream, text: str, question: Question, sampling: Sampling
+) -> dict[str, Any]:
+    """Decode the answer; the text with its statistics, which are shown where the text is."""
+    inputs = loaded.encode([{"role": "user", "content": text}], text if question.raw else None)
+    options: dict[str, Any] = {**sampling.arguments, "max_new_tokens": question.max_new_tokens, "streamer": stream}
+    start = perf_counter()
+    generate(loaded.model, inputs, speculation, **options)
+    found = summary(speculation.stats, stream, perf_counter() - start)
+    if stream.console is not None:
+        say(statistics_line(found), style="dim")
+    return {"text": stream.text, **found}
 
 
 def summary(stats: SpeculationStats, stream: Stream, seconds: float) -> dict[str, Any]:
@@ -134,20 +92,3 @@ def statistics_line(found: dict[str, Any]) -> str:
         f"{found['tokens_per_pass']:.2f} tokens per model pass, {found['drafted_per_pass']:.2f} of them drafted; "
         f"{count} token{'s' * (count > 1)} in {found['seconds']:.1f} s, {found['tokens_per_second']:.1f} per second"
     )
-
-
-def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt by option, file or standard input. Raises `ConfigError`: none, several, an empty one."""
-    if prompt is not None and file is not None:
-        raise ConfigError("the prompt comes by --prompt or by --file, got both")
-    if prompt is None and file is None and sys.stdin.isatty():
-        raise ConfigError("there is no prompt: give --prompt or --file, or pipe it in")
-    text = prompt
-    try:
-        if text is None:
-            text = sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the prompt must be UTF-8 text: {error}") from error
-    if not text.strip():
-        raise ConfigError("the prompt is empty")
-    return text

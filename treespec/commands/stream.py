@@ -21,10 +21,7 @@ class Stream:
     """
 
     def __init__(self, tokenizer: Any, drafter: Any, console: Console | None, is_coloured: bool = False) -> None:
-        self._tokenizer = tokenizer
-        self._drafter = drafter
-        self._console = console
-        self._is_coloured = is_coloured
+        self._tokenizer, self._drafter, self.console, self._is_coloured = tokenizer, drafter, console, is_coloured
         self.counts: Counter[str] = Counter()
         self.ids: list[int] = []
         self._is_prompt = True
@@ -42,8 +39,8 @@ class Stream:
 
     def end(self) -> None:
         self._show(TARGET, is_last=True)
-        if self._console is not None:
-            self._console.print()
+        if self.console is not None:
+            self.console.print()
         self._is_prompt = True
 
     @property
@@ -65,13 +62,13 @@ class Stream:
 
     def _show(self, source: str, is_last: bool = False) -> None:
         """Print what is new; half a character waits for its other half."""
-        if self._console is None:
+        if self.console is None:
             return
         text = self.text
         if text.endswith("\ufffd") and not is_last:
             return
         style = _style(source, self.counts) if self._is_coloured else ""
-        self._console.print(Text(text[self._num_shown :], style=style), end="", soft_wrap=True)
+        self.console.print(Text(text[self._num_shown :], style=style), end="", soft_wrap=True)
         self._num_shown = len(text)
 
 

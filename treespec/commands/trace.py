@@ -1,41 +1,26 @@
 """`treespec trace`: record a run, say what holds it back, look at it in a browser."""
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from treespec.commands.console import CONSOLE, SeedOption, ThreadsOption, check_out_file, use_threads
-from treespec.commands.generate import (
-    LengthOption,
-    PromptFileOption,
-    PromptOption,
-    RawOption,
-    TemperatureOption,
-    TopPOption,
-    encode,
-    read_prompt,
-    sampling,
-    statistics_line,
-    summary,
-)
-from treespec.commands.models import (
-    ConfigOption,
-    DeviceOption,
-    DrafterOption,
-    DtypeOption,
-    PackOption,
-    RuleOption,
-    SettingOption,
+from treespec.commands.console import CONSOLE, check_out_file, print_json, say
+from treespec.commands.generate import answer
+from treespec.commands.options import (
+    MODEL_HELP,
+    Drafting,
+    JsonOption,
+    ModelOptions,
+    Question,
+    Sampling,
     TreeOption,
-    load,
-    speculation_of,
+    with_groups,
 )
 from treespec.commands.stream import Stream
 from treespec.errors import ConfigError
-from treespec.hf import generate
 from treespec.lab.diagnosis import Diagnosis, diagnose, of_trace
 from treespec.lab.trace import Trace, TraceFile, read_trace, to_networkx, write_graph
 
@@ -51,58 +36,47 @@ treespec trace graph run.jsonl --step 12 --out tree.graphml"""
 
 app = typer.Typer(help="Record runs, find out why they are slow, and look into them.", no_args_is_help=True)
 FileArgument = Annotated[Path, typer.Argument(help="The trace, *.jsonl.", show_default=False)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+
+
+@dataclass(frozen=True)
+class TracedModel(ModelOptions):
+    """The argument is the trace, so the model is an option."""
+
+    model: Annotated[str | None, typer.Option(help=MODEL_HELP, show_default=False)] = None
 
 
 @app.command(epilog=EXAMPLES)
+@with_groups
 def record(
     file: FileArgument,
-    model: Annotated[str | None, typer.Option(help="A hub name or a folder; default: as elsewhere.")] = None,
-    prompt: PromptOption = None,
-    prompt_file: PromptFileOption = None,
-    raw: RawOption = False,
-    max_new_tokens: LengthOption = 256,
-    temperature: TemperatureOption = 0.0,
-    top_p: TopPOption = 1.0,
-    drafter: DrafterOption = None,
+    model: TracedModel,
+    question: Question,
+    sampling: Sampling,
+    drafting: Drafting,
     tree: TreeOption = "auto",
-    rule: RuleOption = "auto",
-    speculative_config: ConfigOption = None,
-    setting: SettingOption = None,
     distributions: Annotated[
         bool, typer.Option("--distributions", help="Record all distributions, to replay other rules and trees.")
     ] = False,
     max_steps: Annotated[int, typer.Option(min=1, help="Recorded at most.")] = 100_000,
     as_json: JsonOption = False,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    pack: PackOption = True,
-    seed: SeedOption = 0,
-    threads: ThreadsOption = None,
 ) -> None:
     """Decode one text as `treespec generate` does, and append every step to a trace.
 
     Exit code 0: done; 2: wrong use, or something cannot be loaded or written.
     """
-    text = read_prompt(prompt, prompt_file)
+    text = question.read()
     written = TraceFile(file, max_steps=max_steps, has_distributions=distributions)
     if file.exists() and file.stat().st_size:
         read_trace(file)  # Before a model is loaded: an existing file that is not a trace is left unchanged.
-    use_threads(threads)
-    loaded = load(model, dtype, device, is_packed=pack)
-    shown = as_json and CONSOLE.is_terminal
-    options = {"trace": written, "tokenizer": loaded.tokenizer, "seed": seed, "progress": shown}
-    speculation = speculation_of(loaded, drafter, tree, rule, speculative_config, setting, **options)
+    loaded = model.load()
+    options = {"trace": written, "tokenizer": loaded.tokenizer, "progress": as_json and CONSOLE.is_terminal}
+    speculation = drafting.speculation(loaded, tree, seed=model.seed, **options)
     stream = Stream(loaded.tokenizer, speculation.drafter, None if as_json else Console(highlight=False))
-    inputs = encode(loaded, [{"role": "user", "content": text}], text if raw else None)
-    settings = sampling(temperature, top_p) | {"max_new_tokens": max_new_tokens}
-    generate(loaded.model, inputs, speculation, streamer=stream, **settings)  # pyright: ignore[reportArgumentType]
-    found = summary(speculation.stats, stream, sum(speculation.stats.seconds.values()))
+    found = answer(loaded, speculation, stream, text, question, sampling)
     if as_json:
-        print(json.dumps({"file": str(file), "text": stream.text, **found}, indent=1))
-        return
-    CONSOLE.print(statistics_line(found), style="dim", highlight=False)
-    CONSOLE.print(f"{file}: now treespec trace summary {file}, or treespec trace view {file}", markup=False)
+        print_json({"file": str(file), **found})
+    else:
+        say(f"{file}: now treespec trace summary {file}, or treespec trace view {file}")
 
 
 @app.command("summary", epilog=EXAMPLES)
@@ -114,7 +88,7 @@ def summarize(file: FileArgument, as_json: JsonOption = False) -> None:
     trace = read_trace(file)
     found = diagnose(of_trace(trace))
     if as_json:
-        print(json.dumps(summary_of(trace, found), indent=1))
+        print_json(summary_of(trace, found))
         return
     console = Console(highlight=False)
     for line in heading(trace):
@@ -140,8 +114,8 @@ def view(
     check_out_file(page)
     write_page(read_trace(file), page)
     if as_json:
-        print(json.dumps({"page": str(page)}))
-    CONSOLE.print(f"{page}: open it in a browser", markup=False)
+        print_json({"page": str(page)})
+    say(f"{page}: open it in a browser")
 
 
 @app.command(epilog=EXAMPLES)
@@ -162,25 +136,22 @@ def graph(
     check_out_file(out)
     write_graph(to_networkx(trace.steps[step - 1], texts), out)
     if as_json:
-        print(json.dumps({"graph": str(out), "step": step}))
-    CONSOLE.print(f"{out}: the tree of record {step}", markup=False)
+        print_json({"graph": str(out), "step": step})
+    say(f"{out}: the tree of record {step}")
 
 
 def heading(trace: Trace) -> list[str]:
     """What was run."""
     lines = []
     for call in trace.calls:
-        about = call.about
-        settings = ", ".join(f"{name}={value}" for name, value in about.get("sampling", {}).items())
-        kind = "sampling" if about.get("is_sampling") else "greedy"
+        parts = (*(call.about.get(name) for name in ("model", "drafter", "policy")), call.sampling)
         end = call.end or "interrupted, or still at work"
-        parts = (about.get("model"), about.get("drafter"), about.get("policy"), f"{kind} {settings}".strip())
         lines.append(f"{', '.join(str(part) for part in parts if part)}: {end}")
     return [*lines, "the last line is incomplete and was left out"] if trace.is_cut else lines
 
 
-def summary_of(trace: Trace, found: Diagnosis) -> dict:
-    """For JSON."""
+def summary_of(trace: Trace, found: Diagnosis) -> dict[str, Any]:
+    """The data for JSON."""
     calls = [{**call.about, "end": call.end, "num_records": len(call.steps)} for call in trace.calls]
     for call in calls:
         call.pop("prompt_ids", None)

@@ -1,28 +1,22 @@
 """`treespec train` and `treespec export`: a drafter from text that the target wrote."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.progress import Progress
 
-from treespec.commands.console import (
-    CONSOLE,
-    TargetArgument,
-    ThreadsOption,
-    command_line,
-    device_of,
-    progress_bar,
-    use_threads,
-)
-
-if TYPE_CHECKING:
-    from treespec.training.evaluate import Evaluation
-    from treespec.training.loop import Run
+from treespec.commands.console import CONSOLE, command_line, progress_bar, say
+from treespec.commands.models import device_of, load_target
+from treespec.commands.options import DeviceOption, TargetArgument, ThreadsOption, use_threads
+from treespec.hf.loading.models import dtype_of, load_tokenizer
+from treespec.training import Evaluation, TrainingConfig, TrainingResult, export_head, parse_settings
+from treespec.training import train as run_training
+from treespec.training.loop import Run
+from treespec.training.report import acceptance_table
+from treespec.training.text.texts import join, read_folder
 
 EXAMPLES = """Examples:
 
@@ -45,28 +39,17 @@ def train(
     features: Annotated[
         Path | None, typer.Option(file_okay=False, help="The target's features, shared by runs; default: OUT/features.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Default: a GPU if there is one.")] = None,
+    device: DeviceOption = None,
     threads: ThreadsOption = None,
     name: Annotated[str | None, typer.Option(help="The model's name in the files; default: as given.")] = None,
 ) -> None:
     """Train a drafter on text that the target wrote. Run the same command again to resume an interrupted run."""
-    import torch
-
-    from treespec.hf.loading.models import load_model, load_tokenizer
-    from treespec.training import TrainingConfig, parse_settings
-    from treespec.training import train as run_training
-    from treespec.training.report import acceptance_table
-    from treespec.training.text.texts import join, read_folder
-
     use_threads(threads)
     given = {"kind": kind, "minutes": minutes, "num_steps": steps} | parse_settings(settings or [], kind)
     config = TrainingConfig(**given)
-    processor = device_of(device)
-    with CONSOLE.status(f"loading {model}"):
-        target = load_model(model).eval()
-        written = join([read_folder(folder) for folder in texts])
-        tokenizer = load_tokenizer(model) if config.kind == "draft_model" else None
-    torch.nn.Module.to(target, processor)
+    target = load_target(model, device=device_of(device))
+    written = join([read_folder(folder) for folder in texts])
+    tokenizer = load_tokenizer(model) if config.kind == "draft_model" else None
     about = {"name": name or model, "command": command_line()}
     with progress_bar() as progress:
         callbacks = _callbacks(progress, int(written.lengths.clamp(max=config.max_length).sum()))
@@ -74,8 +57,8 @@ def train(
     if tokenizer is not None:
         tokenizer.save_pretrained(result.folder)
     _draw_curve(result, out / "curve.png", f"{config.kind} for {name or model}")
-    CONSOLE.print("Held-out acceptance:", *acceptance_table(result.evaluation), sep="\n", soft_wrap=True)
-    CONSOLE.print(f"{result.folder}: {', '.join(f'{k} {v:.3f}' for k, v in result.evaluation.summary().items())}")
+    CONSOLE.print("Held-out acceptance:", acceptance_table(result.evaluation), sep="\n", soft_wrap=True)
+    say(f"{result.folder}: {_shown(result.evaluation)}")
 
 
 def export(
@@ -89,11 +72,8 @@ def export(
     markov_rank: Annotated[int | None, typer.Option(min=1, help="A smaller rank for a DSpark head's bias.")] = None,
 ) -> None:
     """Write a complete trained head in the speculators format, for readers that take no weights from the target."""
-    from treespec.hf.loading.models import dtype_of, load_model
-    from treespec.training.export import export_head
-
     file_dtype = dtype_of(dtype)  # Checked before the model is loaded.
-    export_head(head, load_model(model).eval(), out, file_dtype, whole, markov_rank)
+    export_head(head, load_target(model), out, file_dtype, whole, markov_rank)
 
 
 def _callbacks(progress: Progress, num_tokens: int) -> dict[str, Any]:
@@ -109,12 +89,16 @@ def _callbacks(progress: Progress, num_tokens: int) -> dict[str, Any]:
         progress.update(training, completed=int(NUM_MARKS * run.share_done), description=text, visible=True)
 
     def on_evaluation(evaluation: Evaluation) -> None:
-        progress.console.print(", ".join(f"{k} {v:.3f}" for k, v in evaluation.summary().items()))
+        progress.console.print(_shown(evaluation))
 
     return {"on_tokens": partial(progress.advance, reading), "on_step": on_step, "on_evaluation": on_evaluation}
 
 
-def _draw_curve(result, path: Path, title: str) -> None:
+def _shown(evaluation: Evaluation) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in evaluation.summary().items())
+
+
+def _draw_curve(result: TrainingResult, path: Path, title: str) -> None:
     with suppress(ImportError):  # Without matplotlib there is no curve.
         from treespec.viz import plot_training
 

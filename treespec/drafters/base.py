@@ -1,16 +1,22 @@
-"""What drafters read of their call: a source for policies, the policy, and the depth that fits the context."""
+"""What drafters share: a source for policies, the call's policy, depths that fit, trees by a heap, distributions."""
 
 import sys
+from collections.abc import Callable, Sequence
+from typing import TypeGuard
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from treespec.checks import ShowsOptions
+from treespec.checks import AUTO, ShowsOptions
 from treespec.errors import ConfigError
+from treespec.policies import BestFirst
+from treespec.policies.control import StoppedBestFirst
 from treespec.policies.control.contract import StepControl
-from treespec.protocols import History, Session, TreePolicy
-from treespec.tree import ROOT_PARENT, TreeBatch
+from treespec.policies.heap import State, grow_best_first
+from treespec.protocols import Frontier, History, Session, TreePolicy
+from treespec.sampling import path_scores
+from treespec.tree import ROOT_PARENT, SELECTED, HostTree, TreeBatch
 
 
 class SessionSource(ShowsOptions):
@@ -57,3 +63,49 @@ def single_nodes(roots: Int[Tensor, "B"]) -> TreeBatch:
     """Trees of a root alone."""
     tokens = roots.unsqueeze(1)
     return TreeBatch(tokens, torch.full_like(tokens, ROOT_PARENT), values=torch.ones_like(tokens, dtype=torch.float32))
+
+
+def can_use_heap(policy: TreePolicy) -> TypeGuard[BestFirst]:
+    """Whether a heap on the host grows this policy's trees of candidates, up to the order of equal values.
+
+    It saves a dozen operators per level. A subclass of `BestFirst` may grow other trees; one that stops for the sake of
+    draft passes need not do so here.
+    """
+    if not isinstance(policy, BestFirst) or type(policy) not in (BestFirst, StoppedBestFirst):
+        return False
+    if policy.children not in (AUTO, SELECTED):
+        return False
+    return policy.beam is None and policy.branching is None and policy.min_gain == 0
+
+
+def grow_on_host(
+    policy: BestFirst,
+    root_token: int,
+    root: State,
+    children_of: Callable[[State], Sequence[tuple[float, int, State]]],
+    max_depth: int,
+) -> HostTree:
+    """See `grow_best_first`."""
+    depth = min(max_depth, policy.depth or max_depth)
+    return grow_best_first(root_token, root, children_of, policy.num_nodes, depth)
+
+
+def path_probs(
+    session: Session, logits: Float[Tensor, "B F V"], frontier: Frontier | None = None
+) -> Float[Tensor, "B F V"]:
+    """The distributions in float32 that children are drawn from.
+
+    `logits` are raw, -inf where the draft has no token. `frontier` may be None for processors that look at no path.
+    Nodes after which the processors leave none of the draft's tokens get the uniform distribution over these: any
+    distribution is lossless.
+    """
+    read_paths = list if frontier is None else frontier.path_tokens
+    scores = path_scores(session.processors, session.history, session.row_ids, logits, read_paths)
+    if not session.processors.can_remove_all:
+        return scores.softmax(-1, dtype=torch.float32)
+    top = scores.amax(-1, keepdim=True)
+    is_unknown = (top == -torch.inf) | top.isnan()  # Some warpers make the one from the other.
+    # On a CPU reading a few flags is cheaper than copying all scores.
+    if scores.device.type != "cpu" or bool(is_unknown.any()):
+        scores = torch.where(is_unknown, torch.where(logits == -torch.inf, -torch.inf, logits * 0), scores)
+    return scores.softmax(-1, dtype=torch.float32)

@@ -3,16 +3,20 @@
 A chain is a tree of width one and plain decoding a tree of one node: there is no second engine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
 
 from treespec.engine.checks import check_features, check_proposal
 from treespec.engine.observer import Observer, StepRecord, VerifiedTrees
-from treespec.engine.request import Request, Result, Streams, known_seed
+from treespec.engine.ranks import Alone, Ranks
 from treespec.engine.stats import Clock, SpeculationStats
+from treespec.engine.streams import Streams, known_seed
 from treespec.engine.target_probs import TargetProbs
 from treespec.policies.control.contract import CallFacts, StepControl
 from treespec.protocols import (
@@ -22,31 +26,53 @@ from treespec.protocols import (
     HiddenStates,
     History,
     LearningPolicy,
+    PathProcessors,
     Session,
     TreePolicy,
+    VerificationRule,
     VerifiedStep,
 )
+from treespec.sampling import NoProcessors
 from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
 from treespec.verification.dispatch import verify_batch, verify_greedy
 from treespec.verification.registry import resolve
 from treespec.verification.target_walk import TargetWalk
 
 
+class Stopping(Protocol):
+    """Where generation ends."""
+
+    def num_kept(self, row: int, ids: Tensor, new_tokens: Sequence[int]) -> int | None:
+        """How many of the new tokens are kept, up to and including the one that stops the row; None: continue.
+
+        `ids` int64 [L] holds the whole row, left padding and new tokens included; `row` is the caller's batch row.
+        """
+        ...
+
+    def max_new(self, row: int, length: int, num_padding: int) -> int:
+        """How many tokens a row of `length` ids, `num_padding` of them padding, may still get."""
+        ...
+
+
+class Result(NamedTuple):
+    """`tokens[b]`: everything emitted for row b; counters."""
+
+    tokens: list[list[int]]
+    stats: SpeculationStats
+
+
 @torch.no_grad()
-def speculate(target: CausalScorer, drafter: Drafter, request: Request) -> Result:
-    """Decode every row of `request` until it stops, drafting with `drafter` and verifying with `target`.
+def speculate(run: "Run") -> Result:
+    """Decode every row until it stops, drafting with the run's drafter and verifying with its target.
 
     With any lossless rule the output distribution is the target's own under the given processors.
 
     Raises:
         InvalidTreeError, RuleMismatchError: the drafter proposed an invalid tree, or one that the rule cannot verify.
         LogitsError: the target's logits give no distribution.
-        ConfigError: the drafter reads hidden states that the target's scorer does not return.
     """
-    check_features(target, drafter)
-    run = _Run(target, drafter, request)
     with ExitStack() as calls:
-        for observer in run.observers:
+        for observer in run.watching:
             calls.enter_context(observer)
         run.prefill()
         while run.rows:
@@ -59,44 +85,72 @@ def num_weights(part: object) -> int:
     return getattr(part, "num_weights", 0)
 
 
-class _Run:
-    """The state of one call."""
+@dataclass(eq=False)
+class Run:
+    """One run of the loop: what it is given, and its state.
 
-    def __init__(self, target: CausalScorer, drafter: Drafter, request: Request) -> None:
-        self.target = target
-        self.drafter = drafter
-        self.request = request
-        self.streams = Streams.from_seed(request.ranks.agree("seed", known_seed(request.seed)), target.device)
-        self.history = History(request.prompt_ids, request.prompt_mask)
+    Args:
+        prompt_ids: P >= 1, left-padded.
+        prompt_mask: False on padding.
+        stopping: where each row ends.
+        policy: shapes the trees of drafters that build them from next-token distributions; others ignore it.
+        verification: "auto", a rule's name or a rule.
+        seed: see `known_seed`.
+        pass_ms: measured milliseconds of the target's pass by number of nodes, for `Control`.
+        observers: watch the call, called in this order; statistics are kept anyway.
+        ranks: the processes that run the target together. What could differ between them is the first one's: the seed,
+            trees, verdicts, measured times.
+
+    Raises `ConfigError`: the drafter reads hidden states that the target's scorer does not return.
+    """
+
+    target: CausalScorer
+    drafter: Drafter
+    prompt_ids: Int[Tensor, "B P"]
+    prompt_mask: Bool[Tensor, "B P"]
+    stopping: Stopping
+    policy: TreePolicy | None = None
+    verification: str | VerificationRule = "auto"
+    processors: PathProcessors = field(default_factory=NoProcessors)
+    is_sampling: bool = True
+    seed: int | None = None
+    pass_ms: Mapping[int, float] | None = None
+    observers: Sequence[Observer] = ()
+    ranks: Ranks = field(default_factory=Alone)
+
+    def __post_init__(self) -> None:
+        target = self.target
+        check_features(target, self.drafter)
+        self.streams = Streams.from_seed(self.ranks.agree("seed", known_seed(self.seed)), target.device)
+        self.history = History(self.prompt_ids, self.prompt_mask)
         self.stats = SpeculationStats()
-        self.observers: list[Observer] = [self.stats, *request.observers]
+        self.watching: list[Observer] = [self.stats, *self.observers]
         self.clock = Clock()
-        self.processors = request.processors
-        for observer in self.observers:
+        for observer in self.watching:
             self.processors = observer.around(self.processors)
-        self.rows = list(range(request.prompt_ids.shape[0]))
+        self.rows = list(range(self.prompt_ids.shape[0]))
         self.outputs: list[list[int]] = [[] for _ in self.rows]
         self.is_chain_only = target.capability == Capability.CHAIN
+        policy = _chain_policy(self.policy) if self.is_chain_only else self.policy
+        self.control = policy if isinstance(policy, StepControl) else None
+        self.learner = policy if isinstance(policy, LearningPolicy) else None
         self.session = Session(
             history=self.history,
-            is_sampling=request.is_sampling,
+            is_sampling=self.is_sampling,
             processors=self.processors,
             generator=self.streams.draft,
             device=target.device,
             vocab_size=target.vocab_size,
             row_ids=self.rows,
-            policy=_chain_policy(request.policy) if self.is_chain_only else request.policy,
+            policy=policy,
             target=target,
         )
-        self.uniforms: tuple[torch.Tensor, torch.Tensor] | None = None
-        policy = self.session.policy
-        self.control = policy if isinstance(policy, StepControl) else None
-        self.learner = policy if isinstance(policy, LearningPolicy) else None
+        self.uniforms: tuple[Tensor, Tensor] | None = None
 
     def prefill(self) -> None:
         """Read the prompt but for its last token, which is the first tree's root."""
         with self.clock.timed("prefill"):
-            prompt = self.request.prompt_ids[:, :-1], self.request.prompt_mask[:, :-1]
+            prompt = self.prompt_ids[:, :-1], self.prompt_mask[:, :-1]
             self.start(self.target.prefill(*prompt))
         self.notify(lambda observer: observer.on_prefill(self.clock.seconds["prefill"]))
 
@@ -108,8 +162,7 @@ class _Run:
         with timed("target"):
             scores = self.target.extend(trees.tokens, trees.parents)
         with timed("verify"):
-            is_sampling = self.request.is_sampling
-            probs = TargetProbs(trees, scores.logits, self.history, self.processors, self.rows, is_sampling)
+            probs = TargetProbs(trees, scores.logits, self.history, self.processors, self.rows, self.is_sampling)
             verdicts = self.verify(trees, probs)
         self.show(probs, verdicts)
         with timed("commit"):
@@ -122,7 +175,7 @@ class _Run:
 
     def notify(self, what: Callable[[Observer], None]) -> None:
         """Call every observer."""
-        for observer in self.observers:
+        for observer in self.watching:
             what(observer)
 
     def start(self, states: HiddenStates) -> None:
@@ -133,12 +186,12 @@ class _Run:
                 CallFacts(
                     drafter=getattr(self.drafter, "wrapped", self.drafter),
                     draft_share=num_weights(self.drafter) / max(num_weights(self.target), 1),
-                    pass_ms=self.request.pass_ms,
-                    is_sampling=self.request.is_sampling,
+                    pass_ms=self.pass_ms,
+                    is_sampling=self.is_sampling,
                     is_chain_only=self.is_chain_only,
                     is_on_host=self.target.device.type == "cpu",
-                    is_repeatable=self.request.is_sampling and self.request.seed is not None,
-                    is_alone=self.request.ranks.size == 1,
+                    is_repeatable=self.is_sampling and self.seed is not None,
+                    is_alone=self.ranks.size == 1,
                 )
             )
 
@@ -167,7 +220,7 @@ class _Run:
     def agreed(self, trees: TreeBatch) -> TreeBatch:
         """The first rank's trees, where several processes run the target."""
         own = trees.tokens.tolist(), trees.parents.tolist()
-        first = self.request.ranks.agree("trees", own)
+        first = self.ranks.agree("trees", own)
         return (
             trees
             if own == first
@@ -176,16 +229,16 @@ class _Run:
 
     def _room(self, index: int) -> int:
         history = self.history
-        return self.request.stopping.max_new(self.rows[index], history.lengths[index], history.num_padding[index])
+        return self.stopping.max_new(self.rows[index], history.lengths[index], history.num_padding[index])
 
     def verify(self, trees: TreeBatch, probs: TargetProbs) -> list[Verdict]:
         """The verdicts; the first rank's, where several processes run the target."""
-        return self.request.ranks.compute("verdicts", lambda: self._verify(trees, probs))
+        return self.ranks.compute("verdicts", lambda: self._verify(trees, probs))
 
     def _verify(self, trees: TreeBatch, probs: TargetProbs) -> list[Verdict]:
-        rule = resolve(self.request.verification, self.request.is_sampling, trees)
+        rule = resolve(self.verification, self.is_sampling, trees)
         self.uniforms = None
-        if not self.request.is_sampling and isinstance(rule, TargetWalk):
+        if not self.is_sampling and isinstance(rule, TargetWalk):
             return verify_greedy(trees, probs)
         shape = trees.tokens.shape
         coins, draws = (
@@ -199,7 +252,7 @@ class _Run:
         """Show the observers what was verified."""
         history, rows = self.history, list(self.rows)
         contexts = [size - pad for size, pad in zip(history.lengths, history.num_padding, strict=True)]
-        step = VerifiedTrees(rows, contexts, probs, verdicts, self.request.verification, self.uniforms)
+        step = VerifiedTrees(rows, contexts, probs, verdicts, self.verification, self.uniforms)
         self.notify(lambda observer: observer.on_verified(step))
 
     def emit(self, verdicts: Sequence[Verdict], probs: TargetProbs) -> tuple[list[list[int]], list[bool]]:
@@ -211,15 +264,15 @@ class _Run:
             tree = probs.trees.trees[index]
             tokens = [tree.token(node) for node in verdict.path[1:]] + [verdict.next_token]
             tokens = tokens[: self._room(index)]
-            for observer in self.observers:
+            for observer in self.watching:
                 observer.on_path(row, probs, index, verdict.path[: len(tokens)])
             self.history.append(index, tokens)
-            num_kept = self.request.stopping.num_kept(row, self.history.row(index), tokens)
+            num_kept = self.stopping.num_kept(row, self.history.row(index), tokens)
             if num_kept is not None:
                 self.history.truncate(index, self.history.lengths[index] - len(tokens) + num_kept)
                 tokens = tokens[:num_kept]
             self.outputs[row] += tokens
-            for observer in self.observers:
+            for observer in self.watching:
                 observer.on_tokens(row, tokens)
             emitted.append(tokens)
             finished.append(num_kept is not None)
@@ -237,7 +290,7 @@ class _Run:
         choice = None if self.control is None else self.control.choice
         if self.control is not None and choice is not None:
             times = 1e3 * seconds["draft"], 1e3 * (sum(seconds.values()) - seconds["draft"])
-            self.control.learn(verified, *self.request.ranks.agree("times", times))
+            self.control.learn(verified, *self.ranks.agree("times", times))
         trees, verdicts = verified.trees.trees, verified.verdicts
         step = StepRecord(list(self.rows), trees, verdicts, verified.emitted, seconds, choice)
         self.notify(lambda observer: observer.on_step(step))

@@ -15,12 +15,25 @@ class Ranks(Protocol):
         """How many there are."""
         ...
 
+    @property
+    def index(self) -> int:
+        """Which one this process is."""
+        ...
+
     def agree(self, what: str, value: Value) -> Value:
         """Rank 0's value, on every rank."""
         ...
 
     def compute(self, what: str, run: Callable[[], Value]) -> Value:
         """What rank 0 computes, on every rank."""
+        ...
+
+    def check(self, what: str, value: Callable[[], object]) -> None:
+        """Raise `RanksDisagreeError` unless `value()` is the same on all ranks."""
+        ...
+
+    def together(self, what: str, value: Callable[[], object]) -> AbstractContextManager[None]:
+        """A block that all ranks enter with the same value; an error in it ends the others' waiting."""
         ...
 
 

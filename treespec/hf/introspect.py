@@ -3,7 +3,7 @@
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from treespec.engine.ranks import Alone
+from treespec.engine.ranks import Alone, Ranks
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf.devices.ranks import AnyRanks, ranks_of
-from treespec.hf.devices.weights import weight_counts
+from treespec.hf.add_ons import ADD_ONS
 from treespec.hf.own_hooks import own_hooks
+from treespec.hf.weights import weight_counts
 from treespec.protocols import HiddenStates
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
@@ -50,6 +50,7 @@ class ModelFacts:
     """What scorers need to know of a model.
 
     Attributes:
+        modules: by name; walked once, as a call needs them many times.
         forward: what passes over new nodes call: the model, or what `torch.compile` returned for it.
         config: the configuration of its text part.
         device: where token ids are expected; logits come back there too.
@@ -61,6 +62,7 @@ class ModelFacts:
     """
 
     model: PreTrainedModel
+    modules: Mapping[str, torch.nn.Module]
     forward: PreTrainedModel
     config: PreTrainedConfig
     device: torch.device
@@ -69,18 +71,18 @@ class ModelFacts:
     max_positions: int | None
     arguments: frozenset[str]
     adapters: Hashable = None
-    ranks: AnyRanks = field(default_factory=Alone)
+    ranks: Ranks = field(default_factory=Alone)
     weights: frozenset[tuple[str, ...]] = frozenset()
 
     @cached_property
     def weight_counts(self) -> Counter[str]:
         """See the function of this name."""
-        return weight_counts(self.model)
+        return weight_counts(self.modules.values())
 
     @cached_property
     def hooks(self) -> frozenset[tuple[str, Hashable]]:
         """See `own_hooks`."""
-        return frozenset(own_hooks(self.model))
+        return frozenset(own_hooks(self.modules))
 
     @property
     def name(self) -> str:
@@ -105,23 +107,31 @@ def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
         return model
     check_model(model)
     plain = unwrapped(model)
+    modules = dict(plain.named_modules())
     try:
         return ModelFacts(
             model=plain,
+            modules=modules,
             forward=model if hasattr(model, "_orig_mod") else plain,
             config=plain.config.get_text_config(),
             device=input_device(plain),
             dtype=plain.dtype,
             num_logits=num_logits(plain),
-            max_positions=position_table_size(plain),
+            max_positions=position_table_size(plain, modules),
             arguments=forward_arguments(plain),
-            adapters=active_adapters(plain),
+            adapters=active_adapters(modules.values()),
             ranks=ranks_of(plain),
-            weights=weight_kinds(plain),
+            weights=weight_kinds(modules.values()),
         )
     # What transformers raises for models without embeddings, and `next` for one without parameters.
     except (AttributeError, NotImplementedError, StopIteration) as error:
         raise UnsupportedModelError(f"{type(plain).__name__} is not a language model over tokens: {error}") from error
+
+
+def ranks_of(model: PreTrainedModel) -> Ranks:
+    """The processes that run a model together. Raises `UnsupportedModelError`: not by tensor parallelism."""
+    mesh = getattr(model, "_device_mesh", None)
+    return Alone() if mesh is None or mesh.size() == 1 else ADD_ONS["ranks"](model)
 
 
 def unwrapped(model: PreTrainedModel) -> PreTrainedModel:
@@ -170,12 +180,12 @@ def check_model(model: object) -> None:
                 )
 
 
-def active_adapters(model: torch.nn.Module) -> Hashable:
-    """Which adapters inside the layers (PEFT's) the passes run with; None where there are none.
+def active_adapters(modules: Iterable[torch.nn.Module]) -> Hashable:
+    """Which adapters inside the layers (PEFT's) a model's passes run with; None where there are none.
 
     Raises `UnsupportedModelError`: other adapters for every row of the batch, or for some of a row's tokens.
     """
-    layers: list[Any] = [module for module in model.modules() if hasattr(module, "merged_adapters")]
+    layers: list[Any] = [module for module in modules if hasattr(module, "merged_adapters")]
     if sum(map(_drop_choosing_hooks, layers)):
         raise UnsupportedModelError(
             "adapter_names and activated LoRA give the rows or tokens of a batch different adapters, which trees "
@@ -194,9 +204,9 @@ def _drop_choosing_hooks(layer: Any) -> bool:
     return bool(found)
 
 
-def weight_kinds(model: torch.nn.Module) -> frozenset[tuple[str, ...]]:
+def weight_kinds(modules: Iterable[torch.nn.Module]) -> frozenset[tuple[str, ...]]:
     """The kinds of the linear layers and of their weights: other ones after a model was quantised where it is."""
-    layers = [module for module in model.modules() if hasattr(module, "in_features")]
+    layers = [module for module in modules if hasattr(module, "in_features")]
     return frozenset((type(layer).__name__, type(getattr(layer, "weight", None)).__name__) for layer in layers)
 
 
@@ -260,21 +270,25 @@ def is_multimodal(model: PreTrainedModel) -> bool:
     return set([modalities] if isinstance(modalities, str) else modalities) != {"text"}
 
 
-def text_modules(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
-    """The modules by name, without those of a multimodal model's towers for images and sounds."""
+def text_modules(
+    model: PreTrainedModel, modules: Mapping[str, torch.nn.Module] | None = None
+) -> Mapping[str, torch.nn.Module]:
+    """The modules by name, given or walked now, without those of a multimodal model's towers for images and sounds."""
+    modules = dict(model.named_modules()) if modules is None else modules
     if not is_multimodal(model):
-        return dict(model.named_modules())
+        return modules
     text = type(model.config.get_text_config())
-    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    parts = [module for module in modules.values() if isinstance(module, PreTrainedModel)]
     towers = [part for part in parts if not isinstance(part.config.get_text_config(), text)]
-    return dict(model.named_modules(memo={module for tower in towers for module in tower.modules()}))
+    others = {module for tower in towers for module in tower.modules()}
+    return {name: module for name, module in modules.items() if module not in others}
 
 
-def position_table_size(model: PreTrainedModel) -> int | None:
+def position_table_size(model: PreTrainedModel, modules: Mapping[str, torch.nn.Module] | None = None) -> int | None:
     """The size of the model's table of learned or precomputed positions; None where they are computed (rope, alibi)."""
     sizes = []
     tokens = model.get_input_embeddings()
-    for name, module in text_modules(model).items():
+    for name, module in text_modules(model, modules).items():
         is_position = "wpe" in name.rsplit(".", 1)[-1] or "position" in name.rsplit(".", 1)[-1]
         if is_position and isinstance(module, torch.nn.Embedding) and module is not tokens:
             sizes.append(module.num_embeddings - getattr(module, "offset", 0))

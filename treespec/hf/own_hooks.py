@@ -1,7 +1,7 @@
 """The caller's own forward hooks on a model: they see the passes of trees in place of plain decoding's."""
 
 import inspect
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import Any
 from weakref import WeakMethod, ref
@@ -14,16 +14,16 @@ MARK = "serves_trees"
 """A caller's hook that has this attribute, and it is true, is known to be harmless too."""
 
 
-def own_hooks(model: nn.Module) -> dict[tuple[str, Hashable], str]:
-    """Hooks that are of no package known to be harmless: module and a reference to the hook, and both in words.
+def own_hooks(modules: Mapping[str, nn.Module]) -> dict[tuple[str, Hashable], str]:
+    """A model's hooks that are of no package known to be harmless: module and a reference to the hook; both in words.
 
     Those that were registered for all modules count too, and so do accelerate's with a class of the caller's and a
     `forward` that stands on a module in place of its class's.
     """
     shared: Any = nn.modules.module
     tables = [("all modules", shared._global_forward_pre_hooks), ("all modules", shared._global_forward_hooks)]
-    for name, module in model.named_modules():
-        where = name or type(model).__name__
+    for name, module in modules.items():
+        where = name or type(module).__name__
         tables += [(where, module._forward_pre_hooks), (where, module._forward_hooks)]
         replaced = (vars(module).get(attribute) for attribute in ("_hf_hook", "forward"))
         tables.append((where, {number: found for number, found in enumerate(replaced) if found is not None}))

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from treespec.cpu.linear_kernels import has_fast_linears
 from treespec.drafters import Merge
 from treespec.drafters.registry import DRAFTERS
 from treespec.errors import ConfigError, InvalidTreeError, TreespecError, TreespecWarning
-from treespec.hf.cpu.linear_kernels import has_fast_linears
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import check_model
 from treespec.hf.loading.named import LOOKUPS, named_drafters
 from treespec.hf.machine import processor
+from treespec.lab.store import whole
 from treespec.policies import BestFirst, Chain, Control, Paths
 from treespec.policies.best_first import CHILD_SHARE
 from treespec.protocols import TreePolicy
@@ -71,22 +72,24 @@ class Setting:
         if self.rule != "auto":
             get_rule(self.rule)
 
+    @property
+    def name(self) -> str:
+        """Drafters, tree and rule in words."""
+        rule = "" if self.rule == "auto" else f", rule {self.rule}"
+        return f"{' + '.join(self.drafters)}: {self.tree}{rule}"
+
     def policy(self) -> TreePolicy:
         """A new policy of this tree."""
         return tree_policy(self.tree, self.max_nodes, self.max_latency_ms)
 
     def as_dict(self) -> dict[str, Any]:
-        """As the file has it."""
+        """The setting as the file's data."""
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, whole or not at all. Raises `OSError`: it cannot be written."""
-        scratch = Path(f"{os.fspath(path)}.{os.getpid()}.partial")
-        try:
+        with whole(Path(path)) as scratch:
             scratch.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Setting:
@@ -178,7 +181,7 @@ def drafter_names(drafter: Any) -> tuple[str, ...]:
 
 
 def model_sizes(model: PreTrainedModel) -> dict[str, int]:
-    """The sizes by which a setting knows its model again."""
+    """The sizes by which a setting recognises its model."""
     check_model(model)
     config = model.config.get_text_config()
     names = ("vocab_size", "hidden_size", "num_hidden_layers")

@@ -1,6 +1,6 @@
 """Rules and policies that are here for the literature. To decode, use "auto": it takes none of them.
 
-Nothing else in the library imports this room: a rule of it is loaded when it is named, a policy when it is imported.
+Nothing else in the library imports this package: a rule of it is loaded when it is named, a policy when it is imported.
 
 - `KSeq`, `OptimalTransport` and `TransportTraversal` are lossless, and accept more than recursive rejection at a
   *single* node. They cannot verify the default best-first trees, since they need widths fixed before the first draw

@@ -66,7 +66,7 @@ class StochasticBeam(ShowsOptions):
 
 
 def of_budget(num_nodes: int, depth: int | None = None) -> StochasticBeam:
-    """The beam of at most so many nodes, root included; its depth is 4 where none is given."""
+    """The beam of at most this many nodes, root included; its depth is 4 where none is given."""
     depth = depth or 4
     return StochasticBeam(max((num_nodes - 1) // depth, 1), depth)
 

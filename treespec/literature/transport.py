@@ -157,7 +157,7 @@ def _first_assignment(demand: Sequence[Any], supply: Matrix) -> Matrix:
 
 
 def _shortest_path(carried: Matrix, balance: Sequence[Any]) -> list[int] | None:
-    """From a token above its demand to one below it, over pairs that carry mass."""
+    """A path from a token above its demand to one below it, over pairs that carry mass."""
     before = {i: i for i, lack in enumerate(balance) if lack < 0}
     frontier = list(before)
     while frontier:
@@ -182,5 +182,5 @@ def _traced(before: dict[int, int], end: int) -> list[int]:
 
 def _capped(row: list[Any], demand: Any) -> list[Any]:
     total = sum(row)
-    # `total > demand` would be False for a NaN demand and hide it; like this the NaN goes on, and the decision raises.
+    # `total > demand` would be False for a NaN demand and hide it; so the NaN is kept, and the decision raises.
     return row if total <= demand or not total > 0 else [mass * demand / total for mass in row]

@@ -34,7 +34,7 @@ class BestFirst(ShowsOptions):
         depth: the deepest level; None stands for 8 with a draft model, which pays a pass per level, and for no limit
             with candidates.
         branching: the most children of a node; None: as many as are among the best.
-        min_gain: a row goes on to another level only while the last one raised its expected accepted tokens, the sum
+        min_gain: a row continues to another level only while the last one raised its expected accepted tokens, the sum
             of the best nodes' ranking values, by more; for selected children only.
         child_share: of selected children; a node is expanded while a child with this share of its value would be among
             the best. 1, the default, leaves out only what cannot gain; less saves passes that hardly gain: `tree=16`
@@ -127,7 +127,7 @@ class BestFirst(ShowsOptions):
     ) -> Int[np.ndarray, "B F"]:
         """The columns of `level` that are to be expanded, best first, then padding.
 
-        A node's children rank at most as high as its draw and its own value, and behind earlier levels in a tie.
+        A node's children rank at most as high as its draw and its own value, and after earlier levels in a tie.
         """
         values = np.minimum(builder.take(builder.values, level), level_ranks)
         if ranks.shape[1] >= self.num_nodes:

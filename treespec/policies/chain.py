@@ -74,7 +74,7 @@ def grow_until(stop: StopRule, num_tokens: int, children: str, source: DraftSour
 
 
 def _is_ended(stop: StopRule, token_probs: Float[Tensor, "B L"]) -> Bool[Tensor, "B"]:
-    """Which chains end here."""
+    """The chains that end here."""
     is_ended = stop(token_probs)
     if not isinstance(is_ended, Tensor) or is_ended.shape != token_probs.shape[:1] or is_ended.dtype != torch.bool:
         got = f"{is_ended.dtype} {list(is_ended.shape)}" if isinstance(is_ended, Tensor) else repr(is_ended)

@@ -68,6 +68,6 @@ def uncached(
 
 
 def _normalised(probs: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
-    """In float64: rows that were rounded to float32 do not sum to one."""
+    """Distributions in float64: rows that were rounded to float32 do not sum to one."""
     exact = probs.double()
     return exact / exact.sum(-1, keepdim=True)

@@ -158,7 +158,7 @@ def _last_node(tree: ToyTree, verdict: Verdict) -> int:
 
 
 def _extended(tokens: Context, target: ConditionalProbs, length: int) -> np.ndarray:
-    """The joint distribution of `length` tokens that start with `tokens` and go on as the target does: [V] * length."""
+    """The joint distribution of `length` tokens that start with `tokens` and follow the target: [V] * length."""
     vocab_size = len(target(()))
     joint = np.zeros((vocab_size,) * length, dtype=target(()).dtype)
     joint[tokens] = _continuation(tokens, target, length - len(tokens))

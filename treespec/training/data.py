@@ -75,9 +75,7 @@ class FeatureSet:
         for flags in (*self._is_generated, *self._is_greedy):
             flags[-1:] = False  # The next token was cut off.
         self.lengths = [len(text) for text in self._texts]
-        self._reader = reader
-        self._folder = folder
-        self._device = device
+        self._reader, self._folder, self._device = reader, folder, device
         self._settings = json.dumps(reader.settings)
         self._cached: dict[int, tuple[Any, int]] = {}  # By text: the open shard and the first row in it.
         self._fill(max_bytes, on_tokens)
@@ -171,19 +169,15 @@ class Sampler:
     """Batches of texts of similar length, all texts once per epoch: a function of the seed and the step alone."""
 
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
-        self._lengths = lengths
-        self._batch_size = batch_size
-        self._seed = seed
-        self._epoch = -1
-        self._batches = [[0]]
+        self._lengths, self._batch_size, self._seed = lengths, batch_size, seed
+        self._epoch, self._batches = -1, [[0]]
         self.num_batches = -(-len(lengths) // batch_size)  # Per epoch.
 
     def batch(self, step: int) -> list[int]:
         """Indices into `lengths` of a step's texts."""
         epoch, number = divmod(step, self.num_batches)
         if epoch != self._epoch:
-            self._epoch = epoch
-            self._batches = self._order(epoch)
+            self._epoch, self._batches = epoch, self._order(epoch)
         return self._batches[number]
 
     def _order(self, epoch: int) -> list[list[int]]:

@@ -28,9 +28,7 @@ class DraftModelLearner(Learner):
 
     def __init__(self, model: PreTrainedModel, num_depths: int) -> None:
         super().__init__()
-        self.model = model
-        self.num_depths = num_depths
-        self.reads = {}
+        self.model, self.num_depths, self.reads = model, num_depths, {}
         self.target_ids = torch.arange(len(self.output_weight), device=self.output_weight.device)
         self._check()
 
@@ -66,7 +64,7 @@ class DraftModelLearner(Learner):
         tokens = torch.arange(0, len(weight), len(weight) // NUM_CHECKED + 1, device=weight.device).unsqueeze(0)
         logits = nn.functional.linear(self._states(tokens), weight)
         if not torch.allclose(self.model(input_ids=tokens, use_cache=False).logits, logits, atol=1e-3, rtol=1e-3):
-            raise UnsupportedModelError(f"{type(self.model).__name__} changes its logits behind the output head")
+            raise UnsupportedModelError(f"{type(self.model).__name__} changes its logits after the output head")
 
 
 def make_draft_model(model: PreTrainedModel, config: TrainingConfig) -> DraftModelLearner:

@@ -19,7 +19,7 @@ from treespec.training.objective import Draft
 from treespec.training.options import TrainingConfig
 
 FROM_TARGET = ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")
-"""What `load_files` leaves as it is, whatever the files hold."""
+"""Weights that `load_files` leaves unchanged, whatever the files hold."""
 
 
 class Eagle3Learner(HeadLearner[Eagle3Head]):

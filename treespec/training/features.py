@@ -46,10 +46,8 @@ class FeatureReader:
     ) -> None:
         if model.training:
             raise ConfigError(f"{type(model).__name__} is in training mode: call eval() on it first")
-        self._model = model
-        self._is_mixed = is_mixed
-        self._hidden_layers = tuple(hidden_layers)
-        self._dtype = dtype
+        self._model, self._hidden_layers = model, tuple(hidden_layers)
+        self._dtype, self._is_mixed = dtype, is_mixed
         self.vocab_size = num_logits(model)
         self._num_candidates = min(num_candidates, self.vocab_size)
         width = len(self._hidden_layers) * model.config.get_text_config().hidden_size
@@ -79,16 +77,11 @@ class FeatureReader:
         device = input_device(self._model)
         ids = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
         # Causal attention needs no mask here: padding on the right is seen by no token before it.
+        options = {"output_hidden_states": bool(self._hidden_layers), "use_cache": False}
         with torch.autocast(device.type, torch.bfloat16, enabled=self._is_mixed):
-            output = self._model(
-                input_ids=ids.to(device), output_hidden_states=bool(self._hidden_layers), use_cache=False
-            )
+            output = self._model(input_ids=ids.to(device), **options)
         layers = list(pick_layers(output, self._hidden_layers).values())
-        states = (
-            torch.cat(layers, -1).to(self._dtype)
-            if layers
-            else torch.empty(*ids.shape, 0, dtype=self._dtype, device="cpu")
-        )
+        states = torch.cat(layers or [output.logits[..., :0]], -1).to(self._dtype)
         top = output.logits.softmax(-1, dtype=torch.float32).topk(self._num_candidates)
         parts = zip(texts, states.cpu(), top.indices.int().cpu(), top.values.half().cpu(), strict=True)
         return [Features(s[: len(text)], i[: len(text)], p[: len(text)]) for text, s, i, p in parts]

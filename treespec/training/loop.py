@@ -37,17 +37,15 @@ class Run:
     """One run of training, with its state in `folder`, from which it can be resumed. For errors see `train`."""
 
     def __init__(self, objective: Objective, features: FeatureSet, config: TrainingConfig, folder: Path) -> None:
-        self.objective = objective
-        self._features = features
-        self._config = config
+        self.objective, self._features, self._config = objective, features, config
         self._texts, self._held_out = features.split(config.num_held_out)
         lengths = [features.lengths[text] for text in self._texts]
         self._sampler = Sampler(lengths, config.batch_size, config.seed)
         self._num_steps = config.num_steps or self._sampler.num_batches
         trained = [weight for weight in objective.parameters() if weight.requires_grad]
-        matrices = [w for w in trained if w.ndim > 1]
-        others = [w for w in trained if w.ndim <= 1]
-        groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+        # Norms and biases are not decayed.
+        decays = {WEIGHT_DECAY: [w for w in trained if w.ndim > 1], 0.0: [w for w in trained if w.ndim <= 1]}
+        groups = [{"params": weights, "weight_decay": decay} for decay, weights in decays.items()]
         self._optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=BETAS, fused=True)
         self._weights = CastWeights(objective, torch.bfloat16 if config.is_mixed else torch.float32)
         self._path = folder / STATE
@@ -74,8 +72,7 @@ class Run:
 
         The weights that a run begins with are evaluated, too.
         """
-        progress = self.progress
-        config = self._config
+        progress, config = self.progress, self._config
         if config.start is not None and progress.step == 0:
             on_evaluation(self.evaluate())
         start = time.perf_counter() - progress.seconds
@@ -91,15 +88,13 @@ class Run:
             if progress.step % config.save_every == 0:
                 self.save()
             on_step(self)
-        final = self.evaluate()
-        on_evaluation(final)
+        on_evaluation(final := self.evaluate())
         self.save()
         return final
 
     def step(self) -> None:
         """One optimiser step; a `TreespecError` if the loss is not finite."""
-        progress = self.progress
-        config = self._config
+        progress, config = self.progress, self._config
         texts = [self._texts[i] for i in self._sampler.batch(progress.step)]
         batch = self._features.batch(texts)
         generator = torch.Generator(batch.tokens.device).manual_seed(config.seed * SEED_STRIDE + progress.step)
@@ -122,14 +117,13 @@ class Run:
 
     def evaluate(self) -> Evaluation:
         """Evaluate the drafter on the held-out texts in float32, and log it once per step."""
-        size = self._config.batch_size
-        held_out = self._held_out
+        size, lengths = self._config.batch_size, self._features.lengths
         evaluated: list[EvaluatedDrafts] = []
-        for start in range(0, len(held_out), size):
-            texts = held_out[start : start + size]
+        for start in range(0, len(self._held_out), size):
+            texts = self._held_out[start : start + size]
             parts = self.objective.evaluate(self._features.batch(texts))
             for row, text in enumerate(texts):
-                evaluated.append(EvaluatedDrafts(*(part[row, : self._features.lengths[text]].cpu() for part in parts)))
+                evaluated.append(EvaluatedDrafts(*(part[row, : lengths[text]].cpu() for part in parts)))
         found = evaluate(evaluated)
         if not any(line["step"] == self.progress.step and "overlap" in line for line in self.progress.log):
             self._log(found.summary())
@@ -159,8 +153,7 @@ class CastWeights:
     """A module's weights in `dtype`; unlike autocast it rounds no activation twice and keeps norms in fused kernels."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
-        self._module = module
-        self._dtype = dtype
+        self._module, self._dtype = module, dtype
         tensors = dict([*module.named_parameters(), *module.named_buffers()])
         # Rotary frequencies would be wrong by whole positions in bfloat16.
         names = [n for n, t in tensors.items() if t.is_floating_point() and not n.endswith("inv_freq")]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from treespec.checks import check_count, check_number, check_share
+from treespec.checks import check_count, check_flag, check_number, check_share
 from treespec.errors import ConfigError
 
 KINDS = {"eagle3": (4, 1), "dflash": (7, 2), "draft_model": (4, 5)}
@@ -108,6 +108,8 @@ class TrainingConfig:
             check_number(name, getattr(self, name), lambda value: value >= 0, "not be negative")
         for name in ("tv_weight", "tv_start", "depth_decay"):
             check_share(name, getattr(self, name))
+        for name in ("is_initialised", "is_mixed"):
+            check_flag(name, getattr(self, name))
 
     @property
     def depths(self) -> int:

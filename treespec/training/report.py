@@ -4,16 +4,44 @@ import csv
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from treespec.hf.machine import processor
+from treespec.lab.tables import markdown_table
 from treespec.training.evaluate import Evaluation
 from treespec.training.state import Progress
 
+CARD = """---
+library_name: treespec
+{base}tags: [speculative-decoding]
+---
+
+# {name} for {model}
+
+Drafts for {model} in tree speculative decoding; {size:.1f} M trained weights.
+
+```python
+drafter = {load}
+model.generate(**inputs, custom_generate=treespec.TreeSpeculation(drafter, tree=16))
+```
+
+## Training
+
+{facts}
+
+## Measured on held-out texts
+
+{num_positions:,} positions, {num_greedy:,} of them at temperature 0.
+
+{acceptance}
+
+{lengths}
+"""
 NAMES = {"eagle3": "EAGLE-3 head", "dflash": "DSpark head", "draft_model": "Draft model"}
 
 
@@ -36,82 +64,57 @@ def write_report(folder: Path, about: Mapping[str, Any], progress: Progress, eva
 
 def model_card(about: Mapping[str, Any], progress: Progress, evaluation: Evaluation) -> str:
     """Markdown: what the drafter is, how to use it, what it was trained on and for how long, what was measured."""
-    config = about["config"]
-    num_tokens = about["num_tokens"]
-    kind = config["kind"]
-    model = about["model"] or "the target"
-    start = config["start"]
-    lines = [
-        "---",
-        "library_name: treespec",
-        *([f"base_model: {model}"] if about["model"] else []),
-        "tags: [speculative-decoding]",
-        "---",
-        "",
-        f"# {NAMES[kind]} for {model}",
-        "",
-        f"Drafts for {model} in tree speculative decoding; {about['num_weights'] / 1e6:.1f} M trained weights.",
-        "",
-        "```python",
-        'drafter = AutoModelForCausalLM.from_pretrained("THIS FOLDER")'
-        if kind == "draft_model"
-        else 'drafter = treespec.load_drafter("THIS FOLDER", model)',
-        "model.generate(**inputs, custom_generate=treespec.TreeSpeculation(drafter, tree=16))",
-        "```",
-        "",
-        "## Training",
-        "",
-        f"- Data: {num_tokens:,} tokens in {about['num_texts']:,} texts that {model} wrote itself; "
-        f"{progress.num_tokens:,} tokens were read in training ({progress.num_tokens / num_tokens:.1f} passes).",
-        *([f"- Begins with the weights of another run, `{start}`."] if start else []),
-        f"- Draft vocabulary: {about['coverage']:.2%} of the texts' tokens.",
-        f"- {progress.step:,} steps, {progress.seconds / 60:.1f} minutes on {about['machine']}.",
-        *([f"- Command: `{about['command']}`"] if about["command"] else []),
-        f"- Settings: `{json.dumps(config)}`",
-        "",
-        "## Measured on held-out texts",
-        "",
-        f"{evaluation.num_positions:,} positions, {evaluation.num_greedy_positions:,} of them at temperature 0.",
-        "",
-        *acceptance_table(evaluation),
-        "",
-        *_length_table(evaluation),
+    config, model = about["config"], about["model"] or "the target"
+    load = 'treespec.load_drafter("THIS FOLDER", model)'
+    if config["kind"] == "draft_model":
+        load = 'AutoModelForCausalLM.from_pretrained("THIS FOLDER")'
+    passes = progress.num_tokens / about["num_tokens"]
+    facts = [
+        f"Data: {about['num_tokens']:,} tokens in {about['num_texts']:,} texts that {model} wrote itself; "
+        f"{progress.num_tokens:,} tokens were read in training ({passes:.1f} passes).",
+        f"Begins with the weights of another run, `{config['start']}`." if config["start"] else "",
+        f"Draft vocabulary: {about['coverage']:.2%} of the texts' tokens.",
+        f"{progress.step:,} steps, {progress.seconds / 60:.1f} minutes on {about['machine']}.",
+        f"Command: `{about['command']}`" if about["command"] else "",
+        f"Settings: `{json.dumps(config)}`",
     ]
-    return "\n".join(lines) + "\n"
+    return CARD.format(
+        base=f"base_model: {model}\n" if about["model"] else "",
+        name=NAMES[config["kind"]],
+        model=model,
+        size=about["num_weights"] / 1e6,
+        load=load,
+        facts="\n".join(f"- {fact}" for fact in facts if fact),
+        num_positions=evaluation.num_positions,
+        num_greedy=evaluation.num_greedy_positions,
+        acceptance=acceptance_table(evaluation),
+        lengths=_length_table(evaluation),
+    )
 
 
 def machine(device: torch.device) -> str:
     """The GPU, or the processor and the threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        name = next(line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
+    known = dict(line.split("\t", 1) for line in processor().splitlines() if "\t" in line)
+    name = known.get("model name", platform.machine()).lstrip(": ")
     return f"{name}, {torch.get_num_threads()} of {os.cpu_count()} cores"
 
 
-def acceptance_table(evaluation: Evaluation) -> list[str]:
-    """The lines of a Markdown table of acceptance by depth and rank."""
+def acceptance_table(evaluation: Evaluation) -> str:
+    """Acceptance by depth and rank, in Markdown."""
     has_greedy = evaluation.num_greedy_positions > 0
-    num_ranks = len(evaluation.acceptance[0])
-    head = ["depth", *(f"rank {rank + 1}" for rank in range(num_ranks)), "rank 1 at T = 0", "shared mass"]
+    ranks = [f"rank {rank + 1}" for rank in range(len(evaluation.acceptance[0]))]
     parts = zip(evaluation.acceptance, evaluation.greedy_acceptance, evaluation.overlap, strict=True)
     rows = [
         [str(depth), *(f"{share:.3f}" for share in row), f"{greedy[0]:.3f}" if has_greedy else "", f"{overlap:.3f}"]
         for depth, (row, greedy, overlap) in enumerate(parts, start=1)
     ]
-    return _table(head, rows)
+    return markdown_table(["depth", *ranks, "rank 1 at T = 0", "shared mass"], rows)
 
 
-def _length_table(evaluation: Evaluation) -> list[str]:
-    rows = [[f"chain of {k}, T = 0", f"{length:.3f}"] for k, length in evaluation.chain.items()]
-    rows += [[f"best fixed tree of {n} nodes, T = 0", f"{length:.3f}"] for n, length in evaluation.tree.items()]
-    rows += [[f"chain of {k}, T = 1, expected", f"{length:.3f}"] for k, length in evaluation.sampled_chain.items()]
-    return _table(["draft", "tokens per round"], rows)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
+def _length_table(evaluation: Evaluation) -> str:
+    found = {f"chain of {k}, T = 0": length for k, length in evaluation.chain.items()}
+    found |= {f"best fixed tree of {n} nodes, T = 0": length for n, length in evaluation.tree.items()}
+    found |= {f"chain of {k}, T = 1, expected": length for k, length in evaluation.sampled_chain.items()}
+    return markdown_table(["draft", "tokens per round"], [[name, f"{length:.3f}"] for name, length in found.items()])

@@ -57,9 +57,8 @@ def load_state(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, 
     _copy(tensors, weights)
     for name, weight in weights.items():
         state = {moment: tensors[f"{moment}:{name}"].to(weight.device) for moment in MOMENTS}
-        optimizer.state[weight] = state | {
-            "step": torch.tensor(float(progress.step), dtype=torch.float32, device=weight.device)
-        }
+        state["step"] = torch.tensor(progress.step, dtype=torch.float32, device=weight.device)
+        optimizer.state[weight] = state
     return progress
 
 

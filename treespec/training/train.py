@@ -56,57 +56,49 @@ def train(
         texts: that it wrote, see `write_texts`.
         folder: for the run's state, its log, and the drafter (in `drafter/`).
         features: the folder of the target's features, which runs may share; default: `features/` in `folder`.
-        name: the target's name, for the drafter's files.
-        command: the one that trains, likewise.
+        name, command: the target's name and what trains, for the drafter's files.
         dtype: of the weights in the drafter's files.
         on_tokens: called with numbers of tokens whose features have been read.
-        on_step: called after every step with the run.
-        on_evaluation: called with every evaluation.
+        on_step, on_evaluation: called with the run after every step, and with every evaluation.
 
     Raises:
-        ConfigError: settings that do not fit the model, a model in training mode, too few texts, or texts of another
-            model.
+        ConfigError: settings that do not fit the model, a model in training mode, too few texts, or another model's.
         UnsupportedModelError: drafters of this kind do not fit the model.
         CheckpointError: `folder` holds another run, `config.start` holds no such drafter, or a file is damaged.
         TreespecError: the loss is not finite; the state on disk is that of the last checkpoint before.
     """
-    config = config or TrainingConfig()
-    folder = Path(folder)
-    layers = fused_layers(model, config)
-    device = input_device(model)
-    vocab_size = num_logits(model)
-    check_texts(texts, vocab_size)
-    target_ids = draft_vocabulary(texts, vocab_size, config)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(config.seed)
-        learner = make_learner(model, texts, target_ids, layers, config)
-    feature_set = _feature_set(model, texts, layers, config, Path(features or folder / "features"), on_tokens)
-    objective = Objective(learner, vocab_size, config.depth_decay).to(device)
-    run = Run(objective, feature_set, config, folder)
-    about = {"model": name, "command": command, "machine": machine(device), **_about(objective, texts, config)}
+    config, folder = config or TrainingConfig(), Path(folder)
+    run = _start(model, texts, folder, config, Path(features or folder / "features"), on_tokens)
+    origin = {"model": name, "command": command, "machine": machine(input_device(model))}
+    about = origin | _about(run.objective, texts, config)
 
     def report(evaluation: Evaluation) -> None:
-        learner.save(folder / "drafter", name, dtype)
+        run.objective.learner.save(folder / "drafter", name, dtype)
         write_report(folder, about, run.progress, evaluation)
         on_evaluation(evaluation)
 
-    evaluation = run.train(on_step, report)
-    return TrainingResult(folder / "drafter", evaluation, run.progress)
+    return TrainingResult(folder / "drafter", run.train(on_step, report), run.progress)
 
 
-def _feature_set(
+def _start(
     model: PreTrainedModel,
     texts: Texts,
-    layers: Sequence[int],
+    folder: Path,
     config: TrainingConfig,
     cache: Path,
     on_tokens: Callable[[int], object],
-) -> FeatureSet:
-    """The target's features of all texts, kept in the folder `cache`."""
-    reader = FeatureReader(model, layers, is_mixed=config.is_mixed)
+) -> Run:
+    """The run at its beginning, or where it was interrupted; features are kept in the folder `cache`."""
+    device, layers = input_device(model), fused_layers(model, config)
+    check_texts(texts, num_logits(model))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(config.seed)
+        learner = make_learner(model, texts, layers, config)
     # A text that fills the model's positions is one token longer than what the model reads.
     max_length = min(config.max_length, position_table_size(model) or config.max_length)
-    return FeatureSet(texts, reader, cache, max_length, config.max_cache_gb * 1e9, input_device(model), on_tokens)
+    reader, max_bytes = FeatureReader(model, layers, is_mixed=config.is_mixed), config.max_cache_gb * 1e9
+    features = FeatureSet(texts, reader, cache, max_length, max_bytes, device, on_tokens)
+    return Run(Objective(learner, num_logits(model), config.depth_decay).to(device), features, config, folder)
 
 
 def _about(objective: Objective, texts: Texts, config: TrainingConfig) -> dict[str, Any]:
@@ -132,15 +124,14 @@ def fused_layers(model: PreTrainedModel, config: TrainingConfig) -> tuple[int, .
     return layers
 
 
-def make_learner(
-    model: PreTrainedModel, texts: Texts, target_ids: Tensor, hidden_layers: Sequence[int], config: TrainingConfig
-) -> Learner:
+def make_learner(model: PreTrainedModel, texts: Texts, hidden_layers: Sequence[int], config: TrainingConfig) -> Learner:
     """A fresh drafter of the kind in `config`; for errors see `train`."""
     if config.kind == "draft_model":
         return make_draft_model(model, config)
+    vocab_size = num_logits(model)
+    target_ids = draft_vocabulary(texts, vocab_size, config)
     if config.kind == "eagle3":
         return make_eagle3(model, target_ids, hidden_layers, config)
-    vocab_size = num_logits(model)
     mask_token = config.mask_token
     if mask_token is None:  # The last of the least used ones.
         counts = texts.tokens.bincount(minlength=vocab_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -63,22 +64,22 @@ class TreeBatch(TreeArrays):
 
     @classmethod
     def from_trees(cls, trees: Sequence[TokenTree]) -> TreeBatch:
-        """Pad trees of different sizes to one batch; their distribution tables are stacked.
+        """Pad trees of different sizes to one batch; their distribution tables are stacked, a shared one once.
 
         Raises `InvalidTreeError`: not a list of trees, or distributions over different vocabularies.
         """
         if not isinstance(trees, Sequence) or not trees or not all(isinstance(tree, TokenTree) for tree in trees):
             raise InvalidTreeError(f"a batch needs a list of at least one TokenTree, got {trees!r}")
         width = max(tree.num_nodes for tree in trees)
-        probs = [tree.draft_probs for tree in trees if tree.draft_probs is not None]
+        tables = {id(tree.draft_probs): tree.draft_probs for tree in trees}
+        probs = [table for table in tables.values() if table is not None]
         if len({table.shape[1] for table in probs}) > 1:
             raise InvalidTreeError(f"trees of one batch must share V, got {[list(table.shape) for table in probs]}")
-        offset = 0
+        offsets = dict(zip(map(id, probs), accumulate(map(len, probs), initial=0), strict=False))
         draft_rows = []
         for tree in trees:
             row = torch.tensor(tree.draft_index_list, device="cpu")
-            draft_rows.append(torch.where(row >= 0, row + offset, row))
-            offset += 0 if tree.draft_probs is None else tree.draft_probs.shape[0]
+            draft_rows.append(torch.where(row >= 0, row + offsets.get(id(tree.draft_probs), 0), row))
         flags = [torch.tensor(tree.is_without_replacement_list, device="cpu") for tree in trees]
 
         def pad(rows: list[Tensor], value: int) -> Tensor:
@@ -204,6 +205,6 @@ class TreeBatch(TreeArrays):
         cut = {name: getattr(self, name).numpy().take(taken) for name in names}
         new_ids = np.zeros((num_rows, width + 2), np.int64)
         new_ids[rows, nodes] = np.arange(nodes.shape[1])
-        new_ids[:, width:] = PADDING_PARENT, ROOT_PARENT  # Found by -2 and -1, which stay as they are.
+        new_ids[:, width:] = PADDING_PARENT, ROOT_PARENT  # Found by -2 and -1, which are left unchanged.
         cut["parents"] = np.where(nodes >= 0, new_ids[rows, cut["parents"]], PADDING_PARENT)
         return replace(self, **{name: torch.from_numpy(array) for name, array in cut.items()})

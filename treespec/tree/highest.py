@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 LINES = 64
-"""A row of scores is read as so many lines; the maxima over the lines are found at the speed of the memory."""
+"""A row of scores is read as this many lines; the maxima over the lines are found at the speed of the memory."""
 
 
 def highest(scores: Float[Tensor, "*rows V"], k: int) -> Int[Tensor, "*rows k"]:

@@ -54,7 +54,7 @@ class History:
         self.lengths[row] = min(length, self.lengths[row])
 
     def add_rows(self, texts: Sequence[Sequence[int]]) -> None:
-        """Rows that join behind the others, each text at least one token, without padding."""
+        """Rows that join after the others, each text at least one token, without padding."""
         first, width = self.num_rows, max(map(len, texts), default=0)
         room = max(width - self._buffer.shape[1], 0)
         self._buffer = torch.nn.functional.pad(self._buffer, (0, room, 0, len(texts)))

@@ -36,7 +36,7 @@ def parse_paths(paths: str | Sequence[Sequence[int]]) -> list[Path]:
     """
     try:
         listed = ast.literal_eval(paths) if isinstance(paths, str) else paths
-        parsed = [tuple(index(rank) for rank in path) for path in listed]
+        parsed = [tuple(_rank(rank) for rank in path) for path in listed]
     except (ValueError, SyntaxError, TypeError) as error:
         raise InvalidTreeError(f"expected a list of rank paths such as [(0,), (1,), (0, 0)], got {paths!r}") from error
     seen: set[Path] = {()}
@@ -49,6 +49,13 @@ def parse_paths(paths: str | Sequence[Sequence[int]]) -> list[Path]:
             raise InvalidTreeError(f"path {path} stands before its sibling of rank {path[-1] - 1} in {paths!r}")
         seen.add(path)
     return parsed
+
+
+def _rank(rank: object) -> int:
+    """Raises `TypeError`: not an int, or a bool, which would count as one."""
+    if isinstance(rank, bool):
+        raise TypeError(f"a rank must be an int, got {rank}")
+    return index(rank)  # pyright: ignore[reportArgumentType]
 
 
 def parents_of_paths(paths: Sequence[Path]) -> list[int]:

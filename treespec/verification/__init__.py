@@ -5,13 +5,12 @@ tree by tree and all nodes at once (`dense/`).
 """
 
 from treespec.checks import AUTO
-from treespec.verification.block import BlockVerification
 from treespec.verification.dispatch import verify
 from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.registry import RULES, get_rule, resolve, supporting_rules
 from treespec.verification.rule import ArgmaxSource, GivenUniforms
 from treespec.verification.target_walk import TargetWalk
-from treespec.verification.traversal import Traversal
+from treespec.verification.traversal import BlockVerification, Traversal
 
 __all__ = [
     "AUTO",

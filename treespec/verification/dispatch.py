@@ -37,7 +37,7 @@ Array = Tensor | np.ndarray | Sequence[Any]
 Rule = str | VerificationRule
 _ProbsOfNode = Callable[[int, int], Tensor]
 DENSE_ON_CPU = 1 << 12
-"""Up to so many numbers per row the dense form is the faster one on a CPU too: the steps of a walk cost more."""
+"""Up to this many numbers per row the dense form is the faster one on a CPU too: the steps of a walk cost more."""
 
 
 class BatchTable(Protocol):

@@ -17,7 +17,7 @@ from treespec.verification.walks import likelihood_ratio, residual_weights, walk
 
 @dataclass(frozen=True)
 class RecursiveRejection(BaseRule):
-    """Accept child i with probability `min(1, P[x_i] / q_i[x_i])`, else go on with `P = res((P - q_i)+)`.
+    """Accept child i with probability `min(1, P[x_i] / q_i[x_i])`, else continue with `P = res((P - q_i)+)`.
 
     For every tree, however its children were chosen and however it grew.
     """

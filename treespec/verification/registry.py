@@ -12,7 +12,7 @@ RULES: Registry[BaseRule] = Registry(
     {
         "target_walk": "treespec.verification.target_walk:TargetWalk",
         "token": "treespec.verification.recursive:TokenVerification",
-        "block": "treespec.verification.block:BlockVerification",
+        "block": "treespec.verification.traversal:BlockVerification",
         "recursive": "treespec.verification.recursive:RecursiveRejection",
         "traversal": "treespec.verification.traversal:Traversal",
         "k_seq": "treespec.literature.kseq:KSeq",

@@ -30,6 +30,20 @@ class Traversal(BaseRule):
         return walk_up(tree, target_probs, rng, _visits)
 
 
+@dataclass(frozen=True)
+class BlockVerification(Traversal):
+    """Traversal on chains (Sun et al. 2025, Block Verification Accelerates Speculative Decoding, algorithm 2).
+
+    It accepts as much as any lossless rule can: with `b_0 = 1, b_i = min(1, b_{i-1} P[x_i] / q[x_i])` it keeps the
+    *last* i whose coin is below `h_i = S_i / (S_i + (1 - b_i))`, `S_i = sum((b_i P - q)+)` one token further, or b_i at
+    the end of the chain; else 0. Then it draws from `res((b_i P - q)+)`, or from P at the end. For chains, selected or
+    sampled.
+    """
+
+    name = "block"
+    requirements = Requirements(is_chain_only=True)
+
+
 def _visits(tree: VerifiableTree, node: int, mass: Any, probs: Any) -> Iterator[Visit]:
     for child in tree.children(node):
         token = tree.token(child)

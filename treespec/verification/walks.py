@@ -58,7 +58,7 @@ def walk_up(tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, vi
     while True:
         node, mass, weights = next(waiting[-1])
         if node != path[-1]:
-            # Mass zero accepts nothing. (Not `> 0`: NaN must go on to a decision, which raises.)
+            # Mass zero accepts nothing. (Not `> 0`: NaN must reach a decision, which raises.)
             if mass != 0:
                 path.append(node)
                 waiting.append(enter(node, mass))

@@ -34,13 +34,15 @@ __all__ = [
 ]
 
 
+ROOMS = {
+    "plots": ("Measured", "plot_comparison", "plot_training"),
+    "gains": ("Gain", "plot_gains"),
+    "explain": ("draw_decision", "draw_mask"),
+}
+
+
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    rooms = {
-        "plots": ("Measured", "plot_comparison", "plot_training"),
-        "gains": ("Gain", "plot_gains"),
-        "explain": ("draw_decision", "draw_mask"),
-    }
-    module = next((room for room, names in rooms.items() if name in names), "trees")
+    module = next((room for room, names in ROOMS.items() if name in names), "trees")
     return getattr(import_module(f"treespec.viz.{module}"), name)

@@ -11,7 +11,20 @@ from torch import Tensor
 
 from treespec.errors import TreespecError
 from treespec.tree import TokenTree
-from treespec.viz.trees import ACCEPTED, FAINT, GREY, INK, MONOSPACE, NEXT, NEXT_EDGE, REJECTED, printable, saved
+from treespec.viz.trees import (
+    ACCEPTED,
+    FAINT,
+    GREY,
+    INK,
+    MONOSPACE,
+    NEXT,
+    NEXT_EDGE,
+    REJECTED,
+    headed,
+    plain_axes,
+    printable,
+    saved,
+)
 
 CACHED = "#9fcfca"
 CELL, GAP, HEADING, MARGIN = 0.36, 0.12, 1.0, 0.3
@@ -43,21 +56,17 @@ def draw_mask(
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
     text = {"color": INK, "fontfamily": MONOSPACE, "fontsize": 9, "parse_math": False}
-    for column, name in enumerate(columns):
-        x = left + CELL * (column + 0.5) + (GAP if column >= len(cached) else 0)
-        axes.text(x, top - 0.08, name, rotation=90, ha="center", va="bottom", **text)
-    ancestors = tree.ancestor_mask().tolist()
+    edges = [left + CELL * column + GAP * (column >= len(cached)) for column in range(len(columns))]
+    for x, name in zip(edges, columns, strict=True):
+        axes.text(x + CELL / 2, top - 0.08, name, rotation=90, ha="center", va="bottom", **text)
+    ancestors, end = tree.ancestor_mask().tolist(), left + CELL * len(columns) + GAP + 0.35
     for node, name in enumerate(names):
         y = top + CELL * node
         axes.text(left - 0.1, y + CELL / 2, name, ha="right", va="center", **text)
-        flags = [*[True] * len(cached), *ancestors[node]]
-        for column, attends in enumerate(flags):
-            x = left + CELL * column + (GAP if column >= len(cached) else 0)
-            color = REJECTED if not attends else CACHED if column < len(cached) else ACCEPTED
+        colors = [CACHED] * len(cached) + [ACCEPTED if attends else REJECTED for attends in ancestors[node]]
+        for x, color in zip(edges, colors, strict=True):
             axes.add_patch(Rectangle((x + 0.02, y + 0.02), CELL - 0.04, CELL - 0.04, facecolor=color))
-        position = str(len(cached) + tree.depths[node])
-        axes.text(left + CELL * len(columns) + GAP + 0.35, y + CELL / 2, position, ha="center", va="center", **text)
-    end = left + CELL * len(columns) + GAP + 0.35
+        axes.text(end, y + CELL / 2, str(len(cached) + tree.depths[node]), ha="center", va="center", **text)
     axes.text(end, top - 0.08, "position", rotation=90, ha="center", va="bottom", color=GREY, fontsize=8)
     axes.text(MARGIN, 0.3, title or "Tree attention", fontsize=11, color=INK, weight="bold", va="center")
     caption = "a row: what this node attends  ·  light: cached tokens, dark: its ancestors and itself"
@@ -99,14 +108,11 @@ def draw_decision(
     left.bar(spots, target_probs, width=0.8, edgecolor=INK, label="target", **outline)
     left.bar(spots, draft_probs, width=0.8, edgecolor=NEXT_EDGE, linestyle=(0, (2.5, 1.5)), label="draft", **outline)
     right.bar(spots, residual, width=0.8, color=NEXT, edgecolor=NEXT_EDGE, label="residual")
-    left.set_title("a token drawn from the draft", fontsize=9, color=GREY, loc="left")
-    right.set_title("after a rejection: what the next token is drawn from", fontsize=9, color=GREY, loc="left")
+    plain_axes(left, "a token drawn from the draft")
+    plain_axes(right, "after a rejection: what the next token is drawn from")
     for axes in (left, right):
         axes.set_xticks(spots, names, family=MONOSPACE, rotation=45, ha="right", rotation_mode="anchor")
-        axes.tick_params(length=0, labelsize=8.5, colors=INK)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(FAINT)
         axes.legend(frameon=False, fontsize=8, labelcolor=INK)
-    figure.suptitle(title or "One sampled token", fontsize=11, color=INK, weight="bold", x=0.02, ha="left")
-    figure.tight_layout()
+    headed(figure, title or "One sampled token")
     return saved(figure, path)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from treespec.errors import TreespecError
-from treespec.viz.trees import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE, saved
+from treespec.viz.trees import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE, headed, plain_axes, saved
 
 COLOURS = (REFERENCE, NEXT_EDGE, ACCEPTED, INK, "#7b5ea7", "#b04a5a", "#3d7fb5", "#8a8a3d", GREY)
 
@@ -52,21 +52,15 @@ def plot_gains(
             colour = COLOURS[groups.index(gain.group) % len(COLOURS)]
             _draw_gain(plot, gain, labels.index(gain.label) + shift, colour)
         plot.axvline(zero, color=GREY, linewidth=0.8, linestyle=":")
-        plot.set_title(name, fontsize=9, color=GREY, loc="left")
-        plot.set_xlabel(quantity, fontsize=8, color=GREY)
+        plain_axes(plot, name, quantity, size=8)
         plot.grid(axis="x", color="#e6eaed", linewidth=0.8)
-        plot.tick_params(length=0, labelsize=8, colors=INK)
-        for side in ("top", "right"):
-            plot.spines[side].set_visible(False)
     plots[0].set_yticks(range(len(labels)), labels)
     plots[0].invert_yaxis()
     for number, group in enumerate(groups if len(groups) > 1 else []):
         plots[-1].plot([], [], "o-", color=COLOURS[number % len(COLOURS)], label=group, markersize=3.5)
     if len(groups) > 1:
         plots[-1].legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(1, 0))
-    heading = textwrap.fill(title, int(10 * figure.get_figwidth()))
-    figure.suptitle(heading, x=0.01, ha="left", fontsize=11, color=INK, weight="bold")
-    figure.tight_layout(rect=(0, 0, 1, 0.98))
+    headed(figure, textwrap.fill(title, int(10 * figure.get_figwidth())))
     return saved(figure, path)
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from treespec.errors import TreespecError
-from treespec.viz.trees import ACCEPTED, GREY, INK, REFERENCE, saved
+from treespec.viz.trees import ACCEPTED, GREY, INK, REFERENCE, headed, plain_axes, saved
 
 
 class Measured(NamedTuple):
@@ -47,8 +47,8 @@ def plot_comparison(
     _draw_bars(right, [m.tokens_per_pass for m in methods], [f"{median(m.tokens_per_pass):.2f}" for m in methods])
     left.set_yticks(range(len(methods)), [m.name for m in methods])
     left.invert_yaxis()
-    left.set_title("milliseconds per token (less is better)", fontsize=9, color=GREY, loc="left")
-    right.set_title("tokens per target pass (more is better)", fontsize=9, color=GREY, loc="left")
+    plain_axes(left, "milliseconds per token (less is better)", size=9)
+    plain_axes(right, "tokens per target pass (more is better)", size=9)
     heading = title or "Decoding methods"
     caption = "Bars: median over prompts; dots: single prompts. " + (note or "")
     figure.text(0.015, 1 - 0.28 / height, heading, fontsize=12.5, color=INK, weight="bold", va="center")
@@ -82,12 +82,8 @@ def plot_training(
     titles = ("training loss", "held-out mass shared with the target", "held-out acceptance")
     labels = ("tokens trained on", "tokens trained on", "depth; ranks from the bottom")
     for axes, heading, label in zip((left, middle, right), titles, labels, strict=True):
-        axes.set_title(heading, fontsize=9, color=GREY, loc="left")
-        axes.set_xlabel(label, fontsize=8, color=GREY)
-        axes.tick_params(labelsize=7, colors=GREY)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title or "Training", fontsize=11, color=INK, weight="bold", x=0.01, ha="left")
-    figure.tight_layout()
+        plain_axes(axes, heading, label, size=7)
+    headed(figure, title or "Training")
     return saved(figure, path)
 
 
@@ -104,5 +100,4 @@ def _draw_bars(axes: Axes, values: Sequence[Sequence[float]], texts: Sequence[st
         axes.annotate(text, (max(numbers), row), (7, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
     axes.set_xlim(0, 1.34 * max(max(numbers) for numbers in values))
     axes.grid(axis="x", color="#e6eaed", linewidth=0.8, zorder=0)
-    axes.tick_params(length=0, labelsize=9, colors=INK)
     axes.spines[:].set_visible(False)

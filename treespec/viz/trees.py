@@ -186,6 +186,21 @@ def _known_characters() -> frozenset[int]:
     return frozenset(ft2font.FT2Font(font_manager.findfont(MONOSPACE)).get_charmap())
 
 
+def plain_axes(axes: Axes, title: str = "", label: str = "", size: float = 8.5) -> None:
+    """No ticks, no frame above and to the right; a title and a label of the numbers in grey."""
+    axes.set_title(title, fontsize=9, color=GREY, loc="left")
+    axes.set_xlabel(label, fontsize=8, color=GREY)
+    axes.tick_params(length=0, labelsize=size, colors=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+
+
+def headed(figure: Figure, title: str) -> None:
+    """A heading at the left, with room below it."""
+    figure.suptitle(title, fontsize=11, color=INK, weight="bold", x=0.01, ha="left")
+    figure.tight_layout(rect=(0, 0, 1, 0.98))
+
+
 def saved(figure: Figure, path: str | PathLike[str] | None) -> Figure:
     if path is not None:
         figure.savefig(path)

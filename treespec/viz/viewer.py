@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from treespec.engine.stats import SpeculationStats
 from treespec.lab.diagnosis import diagnose, of_trace
 from treespec.lab.trace import Trace, TracedCall, TracedStep
 
@@ -48,25 +49,16 @@ def _title(trace: Trace) -> str:
 
 
 def _data(trace: Trace) -> dict[str, Any]:
-    found = diagnose(of_trace(trace))
-    about = trace.calls[-1].about
-    kind = "sampling" if about.get("is_sampling") else "greedy"
-    settings = ", ".join(f"{name}={value}" for name, value in about.get("sampling", {}).items())
-    parts = [
-        about.get("drafter"),
-        about.get("policy"),
-        f"rule {about.get('rule')}",
-        f"{kind} {settings}".strip(),
-        Path(trace.path).name,
-    ]
-    by_depth, by_rank, by_drafter = _acceptance(trace)
+    run, call = of_trace(trace), trace.calls[-1]
+    parts = [call.about.get("drafter"), call.about.get("policy"), f"rule {call.about.get('rule')}", call.sampling]
+    parts.append(Path(trace.path).name)
+    by_drafter = [[name, count["nodes"], count["accepted"]] for name, count in run.trace.by_drafter.items()]
     return {
         "title": _title(trace),
         "subtitle": " · ".join(str(part) for part in parts if part),
-        "found": found.as_dict(),
+        "found": diagnose(run).as_dict(),
         "drafters": [name for name, *_ in by_drafter],
-        "by_depth": by_depth,
-        "by_rank": by_rank,
+        **_acceptance(run.stats),
         "by_drafter": by_drafter,
         "calls": [_call(call) for call in trace.calls if call.steps],
     }
@@ -87,22 +79,13 @@ def _step(step: TracedStep) -> dict[str, Any]:
     return shown
 
 
-def _acceptance(trace: Trace) -> tuple[list[Any], list[Any], list[Any]]:
-    """Rows of key, nodes, accepted ones: children of accepted nodes by depth and rank; all nodes by drafter."""
-    counts: tuple[Counter[Any], ...] = tuple(Counter() for _ in range(6))
-    tried, right, ranked, right_rank, drafted, right_drafted = counts
-    for step in trace.steps:
-        accepted = set(step.accepted)
-        for depth, node in enumerate(step.path[: len(step.emitted)], start=1):
-            children = step.children(node)
-            tried[depth] += bool(children)
-            right[depth] += any(child in accepted for child in children)
-            ranks = [min(rank, MOST_RANK) for rank in range(len(children))]
-            ranked.update(ranks)
-            right_rank.update(rank for rank, child in zip(ranks, children, strict=True) if child in accepted)
-        for name, nodes in step.drafters.items():
-            drafted[name] += len(nodes)
-            right_drafted[name] += len(accepted.intersection(nodes))
-    pairs = ((tried, right), (ranked, right_rank), (drafted, right_drafted))
-    by_depth, by_rank, by_drafter = ([[key, whole[key], part[key]] for key in whole] for whole, part in pairs)
-    return [row for row in sorted(by_depth) if row[1]], sorted(by_rank), by_drafter
+def _acceptance(stats: SpeculationStats) -> dict[str, list[list[int]]]:
+    """Rows of key, nodes, accepted ones, for the children of accepted nodes: by depth (any child), by rank."""
+    tried, ranked, right = Counter[int](), Counter[int](), Counter[int]()
+    for (depth, rank), count in stats.num_considered_at_depth_and_rank.items():
+        tried[depth] = max(tried[depth], count)  # All have a first child.
+        ranked[min(rank, MOST_RANK)] += count
+    for rank, count in stats.num_accepted_at_rank.items():
+        right[min(rank, MOST_RANK)] += count
+    by_depth = [[depth, count, stats.num_accepted_at_depth[depth]] for depth, count in sorted(tried.items())]
+    return {"by_depth": by_depth, "by_rank": [[rank, count, right[rank]] for rank, count in sorted(ranked.items())]}

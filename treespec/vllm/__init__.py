@@ -5,6 +5,6 @@ Nothing here imports vLLM before vLLM has loaded the plugin.
 """
 
 from treespec.vllm.options import Options
-from treespec.vllm.proposer import Proposer
+from treespec.vllm.plugin import Proposer
 
 __all__ = ["Options", "Proposer"]

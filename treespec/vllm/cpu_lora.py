@@ -1,4 +1,4 @@
-"""LoRA on CPUs: what belongs to the base model stays as it is, whatever adapters share its batch."""
+"""LoRA on CPUs: what belongs to the base model is left unchanged, whatever adapters share its batch."""
 
 from __future__ import annotations
 

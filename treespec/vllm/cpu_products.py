@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 NUM_ROWS = 8
-"""The layout is the one for so many rows; others use it too."""
+"""The layout is the one for this many rows; others use it too."""
 
 
 def pack_products(head: nn.Module) -> None:
-    """Replace the products of all linear layers of a float32 or bfloat16 module on a CPU; others stay as they are.
+    """Replace the products of all linear layers of a float32 or bfloat16 module on a CPU; others are left unchanged.
 
     Rounding changes drafts, not the output. With 15 rows it is several times as fast as PyTorch's own products.
     """

@@ -73,16 +73,15 @@ class Drafting:
             share = 0.0 if head is None else HEAD_SHARE
             self.control.begin(CallFacts(self.drafter, share, is_sampling=is_own, is_flat=True))
         self.requests: list[str] = []
-        self._history = History(
-            torch.zeros(0, 1, dtype=torch.int64, device="cpu"), torch.zeros(0, 1, dtype=torch.bool, device="cpu")
-        )
+        nobody = torch.zeros(0, 1, dtype=torch.int64, device="cpu")
+        self._history = History(nobody, nobody.bool())
+        # Shares nothing with verification; the same on all ranks.
+        generator = torch.Generator("cpu").manual_seed(seed)
         session = Session(
             history=self._history,
             is_sampling=is_own,  # Trees of drawn children could not be cut to sizes.
             processors=_NO_PROCESSORS,
-            generator=torch.Generator("cpu").manual_seed(
-                seed
-            ),  # Shares nothing with verification; the same on all ranks.
+            generator=generator,
             device=torch.device("cpu"),
             vocab_size=vocab_size,
             row_ids=[],
@@ -178,12 +177,8 @@ def _flat_step(
 ) -> FlatStep:
     chosen = trees.select_rows([row.tree_row for row in rows])
     sizes = chosen.num_nodes.tolist()
-    nodes = torch.cat(
-        [
-            torch.arange(starts[row.tree_row], starts[row.tree_row] + size, device="cpu")
-            for row, size in zip(rows, sizes, strict=True)
-        ]
-    )
+    own = [starts[row.tree_row] + node for row, size in zip(rows, sizes, strict=True) for node in range(size)]
+    nodes = torch.tensor(own, dtype=torch.int64, device="cpu")
     is_all = len(nodes) == len(logits) and bool((nodes == torch.arange(len(nodes), device="cpu")).all())
     return FlatStep(
         trees=chosen,

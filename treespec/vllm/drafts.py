@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from treespec.tree import PADDING_PARENT, POINT_MASS, ROOT_PARENT, TreeBatch
+from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch
 
 NO_TOKEN = -1
 """What vLLM puts where a list of tokens has ended."""
@@ -36,19 +35,14 @@ def depth_first(trees: TreeBatch) -> TreeBatch:
     order = np.argsort(position, axis=1, kind="stable")
     rows = np.arange(len(parents))[:, None]
     moved = np.where(parents >= 0, position[rows, np.maximum(parents, 0)], parents)
-    names = ("tokens", "draft_index", "is_without_replacement", "values")
-    arrays = {name: getattr(trees, name) for name in names if getattr(trees, name) is not None}
-    taken = {name: torch.from_numpy(array.numpy()[rows, order]) for name, array in arrays.items()}
-    return replace(trees, **taken, parents=torch.from_numpy(moved[rows, order]))
+    parts = {"parents": torch.from_numpy(moved), "draft_index": trees.draft_index, "values": trees.values}
+    parts |= {"tokens": trees.tokens, "is_without_replacement": trees.is_without_replacement}
+    return replace(trees, **{name: None if part is None else part[rows, order] for name, part in parts.items()})
 
 
 def as_drafts(trees: TreeBatch) -> list[Draft]:
     """The rows of a batch in depth-first order."""
-    sizes = trees.num_nodes.tolist()
-    return [
-        Draft(trees, row, tokens[:size])
-        for row, (tokens, size) in enumerate(zip(trees.tokens.tolist(), sizes, strict=True))
-    ]
+    return [Draft(trees, row, tree.token_list) for row, tree in enumerate(trees.trees)]
 
 
 def first_chains(trees: TreeBatch, rows: Sequence[bool]) -> TreeBatch:
@@ -72,58 +66,29 @@ def scheduled_trees(
         scheduled: the draft tokens that follow them.
     """
     chosen = [_scheduled(*row) for row in zip(drafts, roots, scheduled, strict=True)]
-    first = next((draft.trees for draft, *_ in chosen if draft is not None), None)
-    if first is not None and all(draft is not None and draft.trees is first for draft, *_ in chosen):
-        rows = [draft.row for draft, *_ in chosen if draft is not None]
-        return _beginnings(first.select_rows(rows), [size for _, size, _ in chosen])
-    return _stack(chosen)
+    first = next((draft.trees for draft, _ in chosen if draft is not None), None)
+    if first is not None and all(draft is not None and draft.trees is first for draft, _ in chosen):
+        rows = [draft.row for draft, _ in chosen if draft is not None]
+        return first_nodes(first.select_rows(rows), [len(nodes) for _, nodes in chosen])
+    return TreeBatch.from_trees([_tree(*row) for row in chosen])
 
 
-def _scheduled(draft: Draft | None, root: int, tokens: Sequence[int]) -> tuple[Draft | None, int, list[int]]:
-    """The draft, or None for a chain; the number of nodes; their tokens."""
+def first_nodes(trees: TreeBatch, sizes: Sequence[int] | int) -> TreeBatch:
+    """The first nodes of every row in depth-first order, which are trees."""
+    most = torch.as_tensor(sizes, device="cpu").reshape(-1, 1)
+    keep = (torch.arange(trees.max_nodes, device="cpu") < most) & (trees.parents != PADDING_PARENT)
+    return trees if bool((trees.num_nodes == keep.sum(1)).all()) else trees.keep_nodes(keep)
+
+
+def _scheduled(draft: Draft | None, root: int, tokens: Sequence[int]) -> tuple[Draft | None, list[int]]:
+    """The draft, or None for a chain; the tokens of the nodes."""
     nodes = [root, *tokens]
     if draft is not None and draft.tokens[: len(nodes)] == nodes:
-        return draft, len(nodes), nodes
-    if NO_TOKEN in nodes:
-        nodes = nodes[: nodes.index(NO_TOKEN)]
-    return None, len(nodes), nodes
+        return draft, nodes
+    return None, nodes[: nodes.index(NO_TOKEN)] if NO_TOKEN in nodes else nodes
 
 
-def _beginnings(trees: TreeBatch, sizes: Sequence[int]) -> TreeBatch:
-    """The first nodes of every row."""
-    if trees.num_nodes.tolist() == list(sizes):
-        return trees
-    return trees.keep_nodes(
-        torch.arange(trees.max_nodes, device="cpu") < torch.tensor(sizes, device="cpu").unsqueeze(1)
-    )
-
-
-def _stack(chosen: Sequence[tuple[Draft | None, int, list[int]]]) -> TreeBatch:
-    """Rows of several batches, and chains."""
-    width, offset = max(size for _, size, _ in chosen), 0
-    tokens = torch.zeros(len(chosen), width, dtype=torch.int64, device="cpu")
-    parents = torch.full((len(chosen), width), PADDING_PARENT, device="cpu")
-    index, flags = torch.full_like(parents, POINT_MASS), torch.zeros(parents.shape, dtype=torch.bool, device="cpu")
-    tables: dict[int, tuple[int, Tensor]] = {}
-    is_fixed = True
-    for row, (draft, size, nodes) in enumerate(chosen):
-        tokens[row, :size] = torch.tensor(nodes, device="cpu")
-        parents[row, :size] = torch.arange(ROOT_PARENT, size - 1, device="cpu")
-        if draft is None:
-            continue
-        trees = draft.trees
-        is_fixed &= trees.is_width_fixed
-        parents[row, :size] = trees.parents[draft.row, :size]
-        if trees.draft_probs is None or trees.draft_index is None:
-            continue
-        if id(trees) not in tables:
-            tables[id(trees)] = offset, trees.draft_probs
-            offset += len(trees.draft_probs)
-        own = trees.draft_index[draft.row, :size]
-        index[row, :size] = torch.where(own >= 0, own + tables[id(trees)][0], own)
-        if trees.is_without_replacement is not None:
-            flags[row, :size] = trees.is_without_replacement[draft.row, :size]
-    if not tables:
-        return TreeBatch(tokens, parents, is_width_fixed=is_fixed)
-    probs = torch.cat([table for _, table in tables.values()])
-    return TreeBatch(tokens, parents, probs, index, flags, is_fixed)
+def _tree(draft: Draft | None, nodes: list[int]) -> TokenTree:
+    if draft is None:
+        return TokenTree.chain(nodes)
+    return first_nodes(draft.trees.select_rows([draft.row]), len(nodes)).trees[0]

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in vLLM: features lie in pages next to vLLM's cache, the head's keys in one batched cache."""
+"""EAGLE-3 heads in vLLM: features are in pages next to vLLM's cache, the head's keys in one batched cache."""
 
 from __future__ import annotations
 

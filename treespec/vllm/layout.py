@@ -1,4 +1,4 @@
-"""How the trees that vLLM scheduled lie in the flat batch of a step."""
+"""How the trees that vLLM scheduled are laid out in the flat batch of a step."""
 
 from __future__ import annotations
 

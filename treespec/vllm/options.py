@@ -30,7 +30,7 @@ class Options:
         drafter: "recycling", "suffix", "head", "merge" (both lookups, and the head if there is one), or "module:Class"
             for a `ServingDrafter` of your own, which is made without arguments.
         head: a folder with an EAGLE-3 head, or the name of one that ships with treespec.
-        tree: "auto" drafts as many nodes as measured pass times and values say are worth it; a number drafts up to so
+        tree: "auto" drafts as many nodes as measured pass times and values say are worth it; a number drafts up to this
             many nodes, root included, at every step; a list of rank paths or its literal is a fixed shape.
         verification: "auto" or the name of a lossless rule.
         warm_start: a file of `treespec warm-up`, or the name of a set that ships with treespec.

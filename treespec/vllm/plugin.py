@@ -16,6 +16,24 @@ CPU_BLOCK = 32
 """The smallest block of vLLM's CPU attention: scratch blocks are copied whole."""
 
 
+class Proposer:
+    """What vLLM's method "custom_class" asks for; the drafts come from the model runner, which knows the requests."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        """vllm_config: vLLM's, not read here."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """There is no model to load."""
+
+    def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
+        """Raises `RuntimeError`: the worker is vLLM's own."""
+        raise RuntimeError(
+            "treespec drafts in its own worker: set worker_cls='treespec.vllm.worker.TreeCPUWorker' (TreeWorker on "
+            "CUDA) and scheduler_cls='treespec.vllm.scheduler.TreeScheduler', or leave them out and give "
+            "speculative_config={'method': 'treespec', ...}"
+        )
+
+
 def register() -> None:
     """What vLLM calls in each of its processes, maybe more than once."""
     from vllm.engine.arg_utils import EngineArgs

@@ -12,10 +12,10 @@ from torch import Tensor
 from vllm.v1.outputs import SamplerOutput
 
 from treespec.protocols import Scores, VerifiedStep
-from treespec.tree import PADDING_PARENT, TreeBatch
+from treespec.tree import TreeBatch
 from treespec.vllm.attention import CurrentStep
 from treespec.vllm.drafting import Drafting, ServedRow
-from treespec.vllm.drafts import Draft, as_drafts, first_chains
+from treespec.vllm.drafts import Draft, as_drafts, first_chains, first_nodes
 from treespec.vllm.heads import FeaturePages, ServedHead, load_served_head
 from treespec.vllm.layout import Step, lay_out
 from treespec.vllm.plugin import options_of
@@ -28,7 +28,7 @@ from treespec.vllm.supported import check_backends, check_cache
 
 
 class TreeRunner:
-    """Stands before vLLM's runner among the bases; has no `__init__`, so that a built runner can take it on.
+    """Mixin placed before vLLM's runner in the MRO; has no `__init__`, so that a built runner can take it on.
 
     Everything read from `self` but not set in `start_trees` is vLLM's.
     """
@@ -89,18 +89,18 @@ class TreeRunner:
         return result
 
     def _sample(self: Any, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
-        """In place of vLLM's verification of chains."""
+        """Verify trees, in place of vLLM's verification of chains."""
         step, batch, metadata = self._step, self.input_batch, spec_decode_metadata
         requests = [self.requests[request] for request in batch.req_ids[: batch.num_reqs]]
         starts = np.cumsum([0, *(count + 1 for count in metadata.num_draft_tokens)])[:-1].tolist()
         outputs = Outputs(
+            names=batch.req_ids,
             params=[request.sampling_params for request in requests],
             outputs=[request.output_token_ids for request in requests],
             starts=starts,
+            is_discarded=self.discard_request_mask.np[: len(requests)],
         )
-        step.verdicts = self._verifier.verify(
-            step.trees, logits, outputs, batch.req_ids, batch.sampling_metadata, self.discard_request_mask.np
-        )
+        step.verdicts = self._verifier.verify(step.trees, logits, outputs, batch.sampling_metadata)
         step.logits, step.starts = logits, starts
         self._bring_home(step)
         width = metadata.max_spec_len + 1
@@ -153,7 +153,7 @@ class TreeRunner:
         return drafts
 
     def _learn(self: Any, step: Step, rows: Sequence[ServedRow]) -> None:
-        """Tell the control what became of the step's trees, and the times of a step without chunks of prompts."""
+        """Report to the control what became of the step's trees, and the times of a step without chunks of prompts."""
         control = self._drafting.control
         if control is None:
             return
@@ -204,11 +204,7 @@ class TreeRunner:
             trees = first_chains(trees, has_grammar)
         if self._drafting.control is not None:
             trees = self._drafting.control.trim(trees)
-        if trees.max_nodes > most_nodes:
-            trees = trees.keep_nodes(
-                (trees.parents != PADDING_PARENT) & (torch.arange(trees.max_nodes, device="cpu") < most_nodes)
-            )
-        return trees
+        return first_nodes(trees, most_nodes)
 
     def _keep_features(self: Any, step: Step, states: Sequence[Tensor]) -> None:
         """Write what the head reads of all tokens of the step that stay in the texts."""

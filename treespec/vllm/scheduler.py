@@ -9,7 +9,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 MOST_TREES = 16
 """Full trees for which there are scratch blocks; when they are used up, trees become chains."""
 SHARE = 4
-"""Scratch blocks are at most one in so many."""
+"""Scratch blocks are at most one in this many."""
 NULL_BLOCKS = 1
 """vLLM's scheduler gives the first block to nobody."""
 

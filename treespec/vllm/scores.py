@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from treespec.tree import PADDING_PARENT, TreeBatch
+from treespec.tree import TreeBatch
 
 LEAST_TEMPERATURE = 1e-5
 """Below it vLLM decodes greedily."""
@@ -31,11 +32,14 @@ _BY_REQUEST = (
 
 @dataclass(frozen=True)
 class Outputs:
-    """A step's B requests: vLLM's sampling parameters, the output so far, and the row of the first node's logits."""
+    """A step's B requests: vLLM's names of them, sampling parameters, the output so far, the row of the first node's
+    logits, and bool [B], which of them are still reading their prompt."""
 
+    names: Sequence[str]
     params: Sequence[Any]
     outputs: Sequence[Sequence[int]]
     starts: Sequence[int]
+    is_discarded: np.ndarray
 
 
 def reads_path(params: Any) -> bool:
@@ -54,7 +58,7 @@ def path_scores(
     scores = logits.to(torch.float32, copy=True)
     owners, outputs, numbers = [], [], []
     for row in chosen:
-        paths = _paths(trees.tokens[row].tolist(), trees.parents[row].tolist())
+        paths = trees.trees[row].token_paths
         owners += [row] * len(paths)
         outputs += [[*requests.outputs[row], *path] for path in paths]
         numbers += range(requests.starts[row], requests.starts[row] + len(paths))
@@ -85,19 +89,11 @@ def _apply(
     """vLLM's processors in its order, in place; min tokens and logit bias stand before the penalties."""
     index = torch.tensor(owners, device=scores.device)
     by_row = {name: None if (v := getattr(sampling, name)) is None else v[index] for name in _BY_REQUEST}
-    bad_words = {
-        row: sampling.bad_words_token_ids[owner]
-        for row, owner in enumerate(owners)
-        if owner in sampling.bad_words_token_ids
-    }
+    known = sampling.bad_words_token_ids
+    bad_words = {row: known[owner] for row, owner in enumerate(owners) if owner in known}
     processor = _MinTokensAndBias([params[owner] for owner in owners], list(map(len, outputs)))
-    sampling = replace(
-        sampling,
-        **by_row,
-        bad_words_token_ids=bad_words,
-        output_token_ids=outputs,
-        logitsprocs=LogitsProcessors([processor]),
-    )
+    others = {"bad_words_token_ids": bad_words, "output_token_ids": outputs}
+    sampling = replace(sampling, **by_row, **others, logitsprocs=LogitsProcessors([processor]))
     result = sampler.apply_logits_processors(scores, sampling, False)
     if result is not scores:
         scores.copy_(result)
@@ -121,12 +117,3 @@ class _MinTokensAndBias:
                 tokens, values = zip(*params.logit_bias.items(), strict=True)
                 scores[row, list(tokens)] += torch.tensor(values, dtype=torch.float32, device=scores.device)
         return scores
-
-
-def _paths(tokens: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
-    """The drafted tokens on the path to every real node."""
-    paths: list[list[int]] = []
-    for token, parent in zip(tokens, parents, strict=True):
-        if parent != PADDING_PARENT:
-            paths.append([*paths[parent], token] if parent >= 0 else [])
-    return paths

@@ -23,7 +23,7 @@ Ids = np.ndarray
 
 @dataclass(frozen=True)
 class StepTrees:
-    """The trees of one step's B requests, depth first, and where they lie; all int64.
+    """The trees of one step's B requests, depth first, and where they are; all int64.
 
     `parents` [B, N] as in `TreeBatch`. `first_tokens` and `roots` [B] are columns of the flat
     batch of tokens: where a request's tokens begin, and its root (the same but in a chunk of a prompt). `positions` [B]
@@ -108,7 +108,7 @@ class _Nodes:
 
 @dataclass(frozen=True)
 class _Segments:
-    """First and last node, request, whether it lies in scratch blocks, how many and from which one on."""
+    """First and last node, request, whether it is in scratch blocks, how many and from which one on."""
 
     first: Ids
     last: Ids

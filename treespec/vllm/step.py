@@ -26,50 +26,30 @@ class StepVerifier:
     def __init__(self, verification: str, streams: Streams, sampler: Any) -> None:
         self._verification, self.streams, self._sampler = verification, streams, sampler
 
-    def verify(
-        self,
-        trees: TreeBatch,
-        logits: Tensor,
-        requests: Outputs,
-        names: Sequence[str],
-        sampling: Any,
-        is_discarded: np.ndarray,
-    ) -> list[Verdict]:
-        """One verdict per request; `is_discarded` [B] are those that are still reading their prompt.
+    def verify(self, trees: TreeBatch, logits: Tensor, requests: Outputs, sampling: Any) -> list[Verdict]:
+        """One verdict per request; `sampling` is vLLM's of the batch.
 
         Raises `RuleMismatchError`: the rule cannot verify these trees.
         """
         scores = path_scores(logits, trees, requests, self._sampler, sampling)
-        nodes = np.arange(trees.max_nodes)
-        numbers = np.where(trees.parents.numpy() != PADDING_PARENT, np.array(requests.starts)[:, None] + nodes, 0)
-        sampled = [
-            row
-            for row, params in enumerate(requests.params)
-            if params.temperature >= LEAST_TEMPERATURE and not is_discarded[row]
-        ]
-        verdicts: list[Verdict] = []
+        starts, nodes = np.array(requests.starts)[:, None], np.arange(trees.max_nodes)
+        numbers = np.where(trees.parents.numpy() != PADDING_PARENT, starts + nodes, 0)
+        is_sampled = [param.temperature >= LEAST_TEMPERATURE for param in requests.params]
+        sampled = np.flatnonzero(is_sampled & ~requests.is_discarded).tolist()
+        verdicts: list[Verdict | None] = [None] * trees.num_rows
         if len(sampled) < trees.num_rows:
             best = self._sampler.greedy_sample(scores.float()).cpu().numpy()[numbers]
-            verdicts = follow_picks(trees, best.tolist())
-        if not sampled:
-            return verdicts
-        found = self._sample(trees.select_rows(sampled), scores, numbers[sampled], sampled, requests, names, sampling)
-        drawn = dict(zip(sampled, found, strict=True))
-        return [drawn[row] if row in drawn else verdicts[row] for row in range(trees.num_rows)]
+            verdicts[:] = follow_picks(trees, best.tolist())
+        if sampled:
+            found = self._sample(trees.select_rows(sampled), scores, numbers[sampled], sampled, requests, sampling)
+            for row, verdict in zip(sampled, found, strict=True):
+                verdicts[row] = verdict
+        return [verdict for verdict in verdicts if verdict is not None]
 
     def _sample(
-        self,
-        trees: TreeBatch,
-        scores: Tensor,
-        numbers: np.ndarray,
-        rows: list[int],
-        requests: Outputs,
-        names: Sequence[str],
-        sampling: Any,
+        self, trees: TreeBatch, scores: Tensor, numbers: np.ndarray, rows: list[int], requests: Outputs, sampling: Any
     ) -> list[Verdict]:
-        params = [requests.params[row] for row in rows]
-        device = scores.device
-        min_p = [param.min_p for param in requests.params]
+        device, min_p = scores.device, [param.min_p for param in requests.params]
         least = torch.tensor(min_p, dtype=torch.float32, device=device) if any(min_p) else None
         target = FlatProbs(
             scores=scores,
@@ -77,10 +57,9 @@ class StepVerifier:
             requests=torch.tensor(rows, device=device),
             as_probs=partial(target_probs, sampling=sampling, min_p=least),
         )
-        lengths = [len(requests.outputs[row]) for row in rows]
-        seeds = [param.seed for param in params]
-        rule, own_names = resolve(self._verification, True, trees), [names[row] for row in rows]
-        coins, draws = self.streams.uniforms(trees, own_names, seeds, lengths, rule.name in DRAWS_BY_DEPTH)
+        rule, names = resolve(self._verification, True, trees), [requests.names[row] for row in rows]
+        lengths, seeds = [len(requests.outputs[row]) for row in rows], [requests.params[row].seed for row in rows]
+        coins, draws = self.streams.uniforms(trees, names, seeds, lengths, rule.name in DRAWS_BY_DEPTH)
         return verify_sampled(rule, trees, target, coins, draws)
 
 
@@ -112,9 +91,6 @@ def gather_output(
 
 def _gather_logprobs(logprobs: Tensor, emitted: Tensor, sampler: Any, number: int) -> LogprobsTensors:
     if number == -1:  # Those of the whole vocabulary.
-        return LogprobsTensors(
-            torch.empty(0, dtype=torch.float32, device="cpu"),
-            logprobs,
-            torch.empty(0, dtype=torch.float32, device="cpu"),
-        )
+        nothing = torch.empty(0, dtype=torch.float32, device="cpu")
+        return LogprobsTensors(nothing, logprobs, nothing)
     return sampler.gather_logprobs(logprobs, number, emitted.flatten().clamp(min=0).long())

@@ -39,13 +39,11 @@ class Streams:
 
         `is_by_depth`: the rule draws at most one token per depth, see `DRAWS_BY_DEPTH`.
         """
-        coins, draws = torch.rand(2, *trees.tokens.shape, dtype=torch.float64, generator=self._shared, device="cpu")
+        coins, draws = _uniform(self._shared, 2, *trees.tokens.shape)
         for row, (request, seed, length) in enumerate(zip(requests, seeds, lengths, strict=True)):
             if seed is not None:
                 step = torch.Generator("cpu").manual_seed(hash_seed(seed, length))
-                coins[row], draws[row] = torch.rand(
-                    2, trees.max_nodes, dtype=torch.float64, generator=step, device="cpu"
-                )
+                coins[row], draws[row] = _uniform(step, 2, trees.max_nodes)
                 if is_by_depth:
                     draws[row] = self._draws(request, seed, length, trees.depths[row])
         return coins, draws
@@ -56,15 +54,17 @@ class Streams:
 
     def _draws(self, request: str, seed: int, length: int, depths: Int[Tensor, "N"]) -> Tensor:
         if request not in self._own:
-            self._own[request] = (
-                torch.Generator("cpu").manual_seed(seed),
-                torch.zeros(0, dtype=torch.float64, device="cpu"),
-            )
+            generator = torch.Generator("cpu").manual_seed(seed)
+            self._own[request] = generator, _uniform(generator, MORE)
         generator, numbers = self._own[request]
         while len(numbers) <= length + int(depths.max()):
-            numbers = torch.cat([numbers, torch.rand(MORE, dtype=torch.float64, generator=generator, device="cpu")])
-            self._own[request] = generator, numbers
+            numbers = torch.cat([numbers, _uniform(generator, MORE)])
+        self._own[request] = generator, numbers
         return numbers[length + depths]
+
+
+def _uniform(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.rand(shape, dtype=torch.float64, generator=generator, device="cpu")
 
 
 def hash_seed(seed: int, number: int) -> int:

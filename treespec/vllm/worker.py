@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
@@ -33,23 +33,23 @@ def check_classes(config: VllmConfig) -> None:
         )
 
 
-class TreeStart:
-    """What both workers do before and after vLLM's own start."""
+class WithTrees:
+    """Mixin placed before vLLM's worker in the MRO."""
 
+    backends: ClassVar[dict[str, str]]
+    """Ours by vLLM's names."""
     vllm_config: Any
     model_runner: Any
 
-    def start_with_trees(self, backends: dict[str, str]) -> None:
-        """`backends` maps vLLM's names to ours. Raises `TreespecError`: see the checks."""
+    def init_device(self) -> None:
+        """vLLM's; then the built runner has trees. Raises `TreespecError`: see the checks."""
         check_version()
         check_classes(self.vllm_config)
         check_config(self.vllm_config)
-        for name, path in backends.items():
+        for name, path in self.backends.items():
             register_backend(AttentionBackendEnum[name], path)
         _cached_get_attn_backend.cache_clear()  # An engine without trees may have been built in this process.
-
-    def give_trees(self) -> None:
-        """Let the built runner have trees."""
+        super().init_device()  # pyright: ignore[reportAttributeAccessIssue]
         runner = self.model_runner
         runner.__class__ = type("TreeModelRunner", (TreeRunner, type(runner)), {})
         runner.start_trees()
@@ -59,16 +59,13 @@ class TreeStart:
         return self.model_runner.stats.as_dict()
 
 
-class TreeWorker(TreeStart, Worker):
-    """On CUDA. Never run: no test has had a GPU."""
+class TreeWorker(WithTrees, Worker):
+    """The worker on CUDA. Never run: no test has had a GPU."""
 
-    def init_device(self) -> None:
-        module = "treespec.vllm.cuda_attention"
-        self.start_with_trees(
-            {"FLASH_ATTN": f"{module}.SegmentFlashBackend", "TRITON_ATTN": f"{module}.SegmentTritonBackend"}
-        )
-        super().init_device()
-        self.give_trees()
+    backends: ClassVar = {
+        "FLASH_ATTN": "treespec.vllm.cuda_attention.SegmentFlashBackend",
+        "TRITON_ATTN": "treespec.vllm.cuda_attention.SegmentTritonBackend",
+    }
 
 
 if current_platform.is_cpu():
@@ -76,13 +73,10 @@ if current_platform.is_cpu():
 
     from treespec.vllm.cpu_lora import keep_base_rows
 
-    class TreeCPUWorker(TreeStart, CPUWorker):
-        """On a CPU."""
+    class TreeCPUWorker(WithTrees, CPUWorker):
+        """The worker on a CPU."""
 
-        def init_device(self) -> None:
-            self.start_with_trees({"CPU_ATTN": "treespec.vllm.cpu_attention.SegmentCPUBackend"})
-            super().init_device()
-            self.give_trees()
+        backends: ClassVar = {"CPU_ATTN": "treespec.vllm.cpu_attention.SegmentCPUBackend"}
 
         def load_model(self, *args: Any, **kwargs: Any) -> None:
             super().load_model(*args, **kwargs)

@@ -16,7 +16,7 @@ from docs.tools.repository import ROOT, linked, notebook_page, page_of, site_pat
         ("CHANGELOG.md", "repository/CHANGELOG.md"),
         ("treespec/protocols.py", "repository/treespec/protocols.py.md"),
         ("treespec/policies", "repository/treespec/policies.md"),
-        ("benchmarks/results/matrix/matrix.png", "repository/benchmarks/results/matrix/matrix.png"),
+        ("benchmarks/results/peers/peers.png", "repository/benchmarks/results/peers/peers.png"),
     ],
 )
 def test_where_the_site_has_a_file(path, expected):
@@ -24,12 +24,14 @@ def test_where_the_site_has_a_file(path, expected):
 
 
 def test_links_between_pages_of_all_kinds():
-    text = "[a](../README.md#limits) [b](policies.md) ![c](../benchmarks/results/matrix/matrix.png) [d](https://example.org)"
-    expected = "[a](index.md#limits) [b](policies.md) ![c](repository/benchmarks/results/matrix/matrix.png) [d](https://example.org)"
+    text = (
+        "[a](../README.md#limits) [b](policies.md) ![c](../benchmarks/results/peers/peers.png) [d](https://example.org)"
+    )
+    expected = "[a](index.md#limits) [b](policies.md) ![c](repository/benchmarks/results/peers/peers.png) [d](https://example.org)"
     assert with_site_links(text, "docs/how.md") == expected
-    assert linked(text, "docs/how.md") == ["README.md", "docs/policies.md", "benchmarks/results/matrix/matrix.png"]
+    assert linked(text, "docs/how.md") == ["README.md", "docs/policies.md", "benchmarks/results/peers/peers.png"]
     assert with_site_links("[a](docs/how.md)", "README.md") == "[a](how.md)"
-    assert with_site_links("[a](matrix.png)", "benchmarks/results/matrix/matrix.md") == "[a](matrix.png)"
+    assert with_site_links("[a](peers.png)", "benchmarks/results/peers/peers.md") == "[a](peers.png)"
 
 
 def test_code_and_missing_files_stay():

@@ -10,9 +10,9 @@ from helpers.doc_snippets import DOCS, run_snippet
 from helpers.drafter_loop import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from treespec.data.tensor_file import read_tensors
 from treespec.drafters import SuffixStore, TokenRecycling, WarmStart
 from treespec.drafters.lookup.recycling_table import WARM_TRIALS, Table, count_table, pack_ids, unpack_ids
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
@@ -138,7 +138,7 @@ def test_a_file_that_says_a_huge_vocabulary_is_refused_before_memory_is_asked_fo
     )
     assert WarmStart.load(path).vocab_size == 70_000
     for found, words in {"2000000000": "more than any model has", "9" * 5000: "vocab_size, got '999"}.items():
-        rewrite(path, vocab_size=found)
+        meta(vocab_size=found)(path)
         with pytest.raises(CheckpointError, match=words):
             WarmStart.load(path)
 
@@ -172,126 +172,83 @@ def test_ids_are_packed_as_small_as_they_fit():
         unpack_ids(pack_ids(ids, 5), "ids", 5, "file")
 
 
-def rewrite(path, tensors=None, **metadata):
-    """Change some tensors (None removes one) and some metadata of a file."""
-    from safetensors import safe_open
-
+def rewrite(path, metadata, tensors):
+    """Change some metadata and some tensors of a file; None removes a tensor."""
     with safe_open(path, "pt") as file:
         kept = file.metadata() | metadata
-    changed = load_file(path) | (tensors or {})
+    changed = load_file(path) | tensors
     save_file({name: tensor for name, tensor in changed.items() if tensor is not None}, path, metadata=kept)
 
 
-DAMAGE = {
-    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-9]), "cannot be read"),
-    "empty": (lambda path: path.write_bytes(b""), "cannot be read"),
-    "no safetensors": (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(99)), "cannot be read"),
-    "foreign": (lambda path: save_file({"weight": torch.zeros(2)}, path), "has the format 'none'"),
-    "another version": (lambda path: rewrite(path, format="treespec-x-2"), "has the format 'treespec-x-2', expected"),
-    "a tensor missing": (lambda path: rewrite(path, {"hits": None}), "lacks the tensors hits"),
-    "no vocabulary": (lambda path: rewrite(path, vocab_size="many"), "vocab_size, got 'many'"),
-    "a smaller vocabulary": (lambda path: rewrite(path, vocab_size="3"), "in a vocabulary of 3 tokens"),
-    "hits of another width": (lambda path: rewrite(path, {"hits": torch.zeros(9)}), "hits [k + 1], got"),
-    "hits of NaN": (
-        lambda path: rewrite(path, {"hits": torch.full((3,), torch.nan)}),
-        "hits must be counts",
-    ),
-    "more hits than trials": (
-        lambda path: rewrite(path, {"hits": torch.tensor([1e30, 1.0, 2.0])}),
-        "above the number of trials",
-    ),
-    "a number for candidates": (
-        lambda path: rewrite(path, {"candidates": torch.tensor(3, dtype=torch.uint16)}),
-        "different ids known",
-    ),
-    "ids of another type": (lambda path: rewrite(path, {"known": torch.zeros(5)}), "must be torch.uint16"),
-    "rows of one token": (
-        lambda path: rewrite(path, {"known": torch.zeros(5, dtype=torch.uint16)}),
-        "different ids known",
-    ),
+def meta(**changes):
+    return lambda path: rewrite(path, changes, {})
+
+
+def held(**changes):
+    return lambda path: rewrite(path, {}, changes)
+
+
+def ids(*numbers, dtype=torch.int32):
+    return torch.tensor(numbers, dtype=dtype)
+
+
+MADE = {
+    TokenRecycling: lambda: warm_start().recycling(),
+    WarmStart: warm_start,
+    SuffixStore: lambda: SuffixStore([[1, 2]]),
 }
+TABLES, WARM, STORE = (TokenRecycling, WarmStart), (WarmStart,), (SuffixStore,)
+FIVE = torch.zeros(5, dtype=torch.uint16)
+DAMAGE = [
+    (tuple(MADE), lambda path: path.write_bytes(path.read_bytes()[:-9]), "cannot be read"),
+    (tuple(MADE), lambda path: path.write_bytes(b""), "cannot be read"),
+    (tuple(MADE), lambda path: path.write_bytes(b"PK\x03\x04" + bytes(99)), "cannot be read"),
+    (tuple(MADE), lambda path: save_file({"weight": torch.zeros(2)}, path), "has the format 'none'"),
+    (tuple(MADE), meta(format="treespec-x-2"), "has the format 'treespec-x-2', expected"),
+    (tuple(MADE), lambda path: path.unlink(), "there is no file"),
+    (TABLES, held(hits=None), "lacks the tensors hits"),
+    (TABLES, meta(vocab_size="many"), "vocab_size, got 'many'"),
+    (TABLES, meta(vocab_size="3"), "in a vocabulary of 3 tokens"),
+    (TABLES, held(hits=torch.zeros(9)), "hits [k + 1], got"),
+    (TABLES, held(hits=torch.full((3,), torch.nan)), "hits must be counts"),
+    (TABLES, held(hits=torch.tensor([1e30, 1.0, 2.0])), "above the number of trials"),
+    (TABLES, held(candidates=torch.tensor(3, dtype=torch.uint16)), "different ids known"),
+    (TABLES, held(known=torch.zeros(5)), "must be torch.uint16"),
+    (TABLES, held(known=FIVE), "different ids known"),
+    (WARM, held(lengths=ids(3, 4)), "lengths sum to T"),
+    (WARM, held(lengths=ids(9, -1)), "lengths sum to T"),
+    (WARM, held(lengths=torch.tensor([3.0, 5.0])), "lengths sum to T"),
+    (WARM, held(lengths=ids([3], [5])), "lengths sum to T"),
+    (WARM, held(tokens=torch.full((8,), 65_535, dtype=torch.uint16)), "must be ids"),
+    (WARM, meta(about="{"), "about must be a JSON object"),
+    (WARM, meta(about="[1]"), "about must be a JSON object"),
+    (STORE, held(tokens=ids(-1, -5)), "must be int32"),
+    (STORE, held(tokens=ids()), "must be int32"),
+    (STORE, held(tokens=torch.zeros(3)), "must be int32"),
+    (STORE, held(tokens=ids(1, 2, -1)), "between -1s"),
+    (STORE, held(tokens=ids(-1, 1, 2)), "between -1s"),
+    (STORE, meta(capacity="much"), "lacks a store's capacity"),
+    (STORE, meta(capacity="1"), "lacks a store's capacity"),
+]
 
 
-@pytest.mark.parametrize("kind", [TokenRecycling, WarmStart])
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_files_are_refused(tmp_path, kind, damage):
+@pytest.mark.parametrize(("kind", "spoil", "words"), [(kind, *rest) for kinds, *rest in DAMAGE for kind in kinds])
+def test_damaged_files_are_refused(tmp_path, kind, spoil, words):
     path = tmp_path / "file.safetensors"
-    start = warm_start()
-    (start if kind is WarmStart else start.recycling()).save(path)
-    assert len(load_file(path)["known"]) == 5
+    MADE[kind]().save(path)
     kind.load(path)
-    change, words = DAMAGE[damage]
-    change(path)
+    spoil(path)
     with pytest.raises(CheckpointError, match=re.escape(words)):
         kind.load(path)
 
 
-@pytest.mark.parametrize(
-    ("tensors", "metadata", "words"),
-    [
-        ({"lengths": torch.tensor([3, 4], dtype=torch.int32)}, {}, "lengths sum to T"),
-        ({"lengths": torch.tensor([9, -1], dtype=torch.int32)}, {}, "lengths sum to T"),
-        ({"lengths": torch.tensor([3.0, 5.0])}, {}, "lengths sum to T"),
-        ({"lengths": torch.tensor([[3], [5]], dtype=torch.int32)}, {}, "lengths sum to T"),
-        ({"tokens": torch.full((8,), 65_535, dtype=torch.uint16)}, {}, "must be ids"),
-        ({}, {"about": "{"}, "about must be a JSON object"),
-        ({}, {"about": "[1]"}, "about must be a JSON object"),
-    ],
-)
-def test_warm_starts_that_do_not_fit_are_refused(tmp_path, tensors, metadata, words):
-    path = tmp_path / "file.safetensors"
-    warm_start().save(path)
-    rewrite(path, tensors, **metadata)
-    with pytest.raises(CheckpointError, match=words):
-        WarmStart.load(path)
-
-
-@pytest.mark.parametrize(
-    ("tensors", "metadata", "words"),
-    [
-        ({"tokens": torch.tensor([-1, -5], dtype=torch.int32)}, {}, "must be int32"),
-        ({"tokens": torch.zeros(0, dtype=torch.int32)}, {}, "must be int32"),
-        ({"tokens": torch.zeros(3)}, {}, "must be int32"),
-        ({"tokens": torch.tensor([1, 2, -1], dtype=torch.int32)}, {}, "between -1s"),
-        ({"tokens": torch.tensor([-1, 1, 2], dtype=torch.int32)}, {}, "between -1s"),
-        ({}, {"capacity": "much"}, "lacks a store's capacity"),
-        ({}, {"capacity": "1"}, "lacks a store's capacity"),
-    ],
-)
-def test_stores_that_do_not_fit_are_refused(tmp_path, tensors, metadata, words):
-    path = tmp_path / "file.safetensors"
-    SuffixStore([[1, 2]]).save(path)
-    rewrite(path, tensors, **metadata)
-    with pytest.raises(CheckpointError, match=words):
-        SuffixStore.load(path)
-
-
-@pytest.mark.parametrize(
-    "kept",
-    [
-        SuffixStore([[1, 2]]),
-        TokenRecycling(table=Table(torch.ones(4, 2).long(), torch.ones(3))),
-        WarmStart(Table(torch.ones(4, 2).long(), torch.ones(3)), [torch.tensor([1, 2])]),
-    ],
-    ids=lambda kept: type(kept).__name__,
-)
+@pytest.mark.parametrize("kind", MADE)
 @pytest.mark.parametrize("name", ["nowhere/file.safetensors", "folder"])
-def test_where_nothing_can_be_written_nothing_is_left(kept, name, tmp_path):
+def test_where_nothing_can_be_written_nothing_is_left(kind, name, tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(CheckpointError, match="cannot be written"):
-        kept.save(tmp_path / name)
+        MADE[kind]().save(tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
-def test_files_are_read_by_their_format(tmp_path):
-    path = tmp_path / "file.safetensors"
-    warm_start().save(path)
-    assert set(read_tensors(path, "treespec-warm-start-1", ["lengths"])[0]) == {"lengths"}
-    for kind in (TokenRecycling, SuffixStore):
-        with pytest.raises(CheckpointError, match="has the format 'treespec-warm-start-1', expected"):
-            kind.load(path)
-    with pytest.raises(CheckpointError, match="there is no file"):
-        WarmStart.load(tmp_path / "none")
 
 
 def test_the_shipped_set():

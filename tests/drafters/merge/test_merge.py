@@ -25,7 +25,7 @@ from treespec.drafters.merge.opinion_pool import (
 )
 from treespec.drafters.merge.union import UnionTree
 from treespec.errors import ConfigError, InvalidTreeError
-from treespec.lab.selftest.planted import Planted
+from treespec.lab.selftest.drafters import Planted
 from treespec.literature import AdaptiveChain, Truncated
 from treespec.policies import BestFirst, Chain, KAry
 from treespec.protocols import FeatureDrafter

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.drafter_loop import Loop
+from helpers.drafter_loop import Loop, Recent, check_distributions
 from helpers.toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
@@ -16,30 +16,6 @@ from treespec.tree import IID, MIXED, SELECTED, TokenTree, TreeBatch
 VOCAB = 6
 
 
-class Recent:
-    """A path-dependent processor: tokens of the text are less likely the more often they stand in it; and a count of
-    the row."""
-
-    is_path_free = is_order_free = False
-    can_remove_all, ignores_padding = True, False
-    is_row_free = False
-
-    def __call__(self, ids, logits, row):
-        counts = torch.stack([torch.bincount(text, minlength=logits.shape[-1]) for text in ids])
-        return logits.float() - 0.7 * counts - 0.1 * row * torch.arange(logits.shape[-1])
-
-
-class RecentAnywhere:
-    """The same without the count of the row: paths of several rows come stacked."""
-
-    is_path_free = is_order_free = False
-    can_remove_all, ignores_padding = True, False
-    is_row_free = True
-
-    def __call__(self, ids, logits, row):
-        return Recent()(ids, logits, 0)
-
-
 class Cold:
     """A path-free processor: temperature and a cut-off."""
 
@@ -49,33 +25,6 @@ class Cold:
     def __call__(self, ids, logits, row):
         scores = logits.float() / 0.7
         return scores.masked_fill(scores < scores.amax(-1, keepdim=True) - 4, -torch.inf)
-
-
-def reference_probs(model, session, row, path):
-    """The draft distribution after a path of tokens below the root, from nothing but the text."""
-    text = [*session.history.tokens(row).tolist(), *path]
-    ids = torch.tensor([[*session.history.row(row).tolist(), *path]])
-    return session.processors(ids, model.logits(tuple(text)).unsqueeze(0), session.row_ids[row])[0].softmax(-1)
-
-
-def check_distributions(batch, model, session, are_values_probs=True):
-    """Stored distributions, and values where they are the paths' draft probabilities, equal those recomputed from
-    scratch."""
-    for row, tree in enumerate(batch.trees):
-        for node in range(1, tree.num_nodes):
-            siblings = tree.children(tree.parent_list[node])
-            path = [tree.token(i) for i in tree.path_to(node)[1:-1]]
-            probs = reference_probs(model, session, row, path)
-            share = batch.values[row, node] / batch.values[row, tree.parent_list[node]]
-            assert not are_values_probs or float(share) == pytest.approx(float(probs[tree.token(node)]), rel=1e-3)
-            stored = tree.draft_probs_of(node)
-            if stored is None:
-                continue
-            if tree.is_without_replacement is not None and tree.is_without_replacement[node]:
-                probs[[tree.token(i) for i in siblings[: siblings.index(node)]]] = 0
-            else:  # the sample of a mixed scheme comes from what is not selected; others have no second sibling here
-                probs[[tree.token(i) for i in siblings[1:]]] = 0
-            torch.testing.assert_close(stored, probs / probs.sum(), atol=1e-5, rtol=0)
 
 
 PROMPTS = [[1, 2, 3], [4], [5, 0, 2, 2, 1]]
@@ -92,7 +41,9 @@ POLICIES = {
 
 
 @pytest.mark.parametrize(
-    "processors", [NoProcessors(), Cold(), Recent(), RecentAnywhere()], ids=lambda p: type(p).__name__
+    "processors",
+    [NoProcessors(), Cold(), Recent(), Recent(is_row_free=True)],
+    ids=["none", "cold", "recent", "any row"],
 )
 @pytest.mark.parametrize("is_sampling", [True, False])
 @pytest.mark.parametrize("name", POLICIES)
@@ -104,7 +55,7 @@ def test_draft_model_equals_a_recomputation(name, is_sampling, processors):
             loop.keep_rows([2, 0])
         batch = loop.propose(max_depth=3 if step % 4 == 3 else 99)
         is_ranked_by_acceptance = is_sampling and name.startswith("best-first")
-        check_distributions(batch, scorer.model, loop.session, are_values_probs=not is_ranked_by_acceptance)
+        check_distributions(batch, scorer.model, loop, are_values_probs=not is_ranked_by_acceptance)
         loop.step(batch)
     if not isinstance(POLICIES[name], BestFirst):  # what lies below a computed node outside the tree is dropped
         assert max(scorer.scored.values()) == 1, "a node was computed twice"
@@ -139,10 +90,10 @@ def test_draft_model_keeps_nodes_that_left_the_tree():
     loop.step(roots, emit=[[a, b] for a, b in zip(first, computed, strict=True)])
     num_passes = scorer.num_passes
     batch = loop.propose()
-    check_distributions(batch, scorer.model, loop.session)
+    check_distributions(batch, scorer.model, loop)
     assert scorer.num_passes == num_passes + 2, "the new roots were computed already"
     loop.step(batch, emit=[[0], [1, 1, 1]])
-    check_distributions(loop.propose(), scorer.model, loop.session)
+    check_distributions(loop.propose(), scorer.model, loop)
     check_no_repeats(scorer, loop)
 
 
@@ -171,7 +122,7 @@ def test_draft_model_survives_steps_that_are_not_its_own():
     for step in range(10):
         trees = loop.propose() if step % 3 else TreeBatch(loop.history.last_tokens[:, None], torch.full((3, 1), -1))
         if step % 3:
-            check_distributions(trees, scorer.model, loop.session)
+            check_distributions(trees, scorer.model, loop)
         loop.step(trees, emit=[random.integers(VOCAB, size=random.integers(1, 6)).tolist() for _ in range(3)])
     assert max(scorer.scored.values()) == 1
 
@@ -186,7 +137,7 @@ def test_models_without_trees_draft_chains(capability, prompts):
         batch = loop.propose()
         assert batch.is_chain
         assert batch.tokens.shape[1] == 5
-        check_distributions(batch, scorer.model, loop.session)
+        check_distributions(batch, scorer.model, loop)
         loop.step(batch)
         if step == 5 and len(prompts) > 1:
             loop.keep_rows([0, 2])
@@ -200,7 +151,7 @@ def test_rows_of_a_chain_model_that_drift_apart_start_over():
     loop = Loop(DraftModel(scorer), PROMPTS, Chain(2))
     batch = loop.propose()
     loop.step(batch, emit=[[1], [2, 2, 2, 2, 2, 2], [3, 3]])
-    check_distributions(loop.propose(), scorer.model, loop.session)
+    check_distributions(loop.propose(), scorer.model, loop)
     assert scorer.num_prefills == 2
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.drafter_loop import Loop
+from helpers.drafter_loop import Loop, Recent, check_distributions
 from helpers.toy_codec import ToyCodec
 from helpers.toy_models import TableLM, ToyScorer
 
@@ -58,62 +58,26 @@ def test_a_text_goes_on_where_a_token_ends():
     assert continue_text(TARGET, b"a", b"xd") == [], "x cannot be spelled"
 
 
-class Recent:
-    """Tokens of the target's text are less likely the more often they stand in it; the target's "a" is forbidden."""
-
-    is_path_free = is_row_free = is_order_free = False
-    can_remove_all, ignores_padding = True, False
-
-    def __call__(self, ids, logits, row):
-        assert logits.shape[-1] == V
-        counts = torch.stack([torch.bincount(text, minlength=V) for text in ids])
-        scores = logits.float() - 0.7 * counts - 0.1 * row * torch.arange(V)
-        scores[:, 1] = -torch.inf
-        return scores
-
-
 PROMPTS = [[0, 1, 4, 3], [0, 7], [2, 5, 1, 6, 3]]
 
 
-@pytest.mark.parametrize("processors", [None, Recent()], ids=["plain", "processors"])
+@pytest.mark.parametrize("processors", [None, Recent(forbidden=[1])], ids=["plain", "processors"])
 @pytest.mark.parametrize(
     "policy", [Chain(3), KAry((2, 2), WITHOUT_REPLACEMENT), BestFirst(7)], ids=lambda p: type(p).__name__
 )
 def test_stored_distributions_are_the_restricted_ones(policy, processors):
     scorer, translator = ToyScorer(TableLM(W)), Translator(TARGET, DRAFT, torch.tensor(DRAFT_IDS))
-    drafter = DraftModel(scorer, vocabulary=intersection())
-    loop = Loop(drafter, PROMPTS, policy, processors=processors, vocab_size=V)
-    rows, emitted = list(range(3)), [[], [], []]
+    loop = Loop(DraftModel(scorer, vocabulary=intersection()), PROMPTS, policy, processors=processors, vocab_size=V)
     num_checked = 0
     for step in range(10):
         if step == 6:
             loop.keep_rows([2, 0])
-            rows = [2, 0]
         batch = loop.propose(max_depth=4)
-        for row, tree in enumerate(batch.trees):
-            for node in range(1, tree.num_nodes):
-                siblings = tree.children(tree.parent_list[node])
-                below = [[tree.token(i)] for i in tree.path_to(node)[1:-1]]
-                texts = [PROMPTS[rows[row]], *emitted[rows[row]], *below]
-                probs = restricted_probs(scorer.model, translator, loop, row, texts)
-                if tree.is_without_replacement is not None and tree.is_without_replacement[node]:
-                    probs[[tree.token(i) for i in siblings[: siblings.index(node)]]] = 0
-                torch.testing.assert_close(tree.draft_probs_of(node), probs / probs.sum(), atol=1e-5, rtol=0)
-                assert DRAFT_IDS[tree.token(node)] >= 0
-                num_checked += 1
-        for row, tokens in enumerate(loop.step(batch)):
-            emitted[rows[row]].append(tokens)
+        options = {"translate": translator, "draft_ids": DRAFT_IDS}
+        num_checked += check_distributions(batch, scorer.model, loop, are_values_probs=False, **options)
+        loop.step(batch)
     assert num_checked > 60
     assert scorer.num_prefills == 1
-
-
-def restricted_probs(model, translator, loop, row, texts):
-    """The draft's distribution after a prompt and what came of it step by step, from nothing but the text."""
-    draft_text = translator.start(texts[0]) + [token for tokens in texts[1:] for token in translator(tokens)]
-    full = model.logits(tuple(draft_text)).softmax(-1)
-    probs = torch.tensor([float(full[own]) if own >= 0 else 0.0 for own in DRAFT_IDS])
-    ids = torch.tensor([[*[0] * loop.history.num_padding[row], *(token for tokens in texts for token in tokens)]])
-    return loop.session.processors(ids, probs.log().unsqueeze(0), loop.session.row_ids[row])[0].softmax(-1)
 
 
 class OnlyNotShared:

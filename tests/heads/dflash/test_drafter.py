@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import taught
+from helpers import medusa_files, taught
 from helpers.dflash_files import AUTHORS, FULL, SLIDING, dspark, random_tensors, shape
 from helpers.head_files import layer_keys
 from helpers.head_runs import check_distributions, left_padded, make, run
@@ -25,9 +25,10 @@ def target():
     return tiny_llama(num_layers=3)
 
 
-def test_warped_distributions_are_shared_by_a_depth(tmp_path, target):
+@pytest.mark.parametrize("made", [shape(), medusa_files.shape()], ids=["dflash", "medusa"])
+def test_warped_distributions_are_shared_by_a_depth(tmp_path, target, made):
     """Temperature and top-k look at no path: then a head without a Markov bias has one distribution per depth."""
-    drafter, plain = make(tmp_path, target, shape())
+    drafter, plain = make(tmp_path, target, made)
     run(target, drafter, left_padded([9, 4]), 7, True, tree=KAry((3, 2, 2)), temperature=0.7, top_k=9)
 
     def process(text, logits):
@@ -61,11 +62,11 @@ def best_paths(target, drafter, plain, step, row, num_nodes, num_depths):
 
 
 @pytest.mark.parametrize("is_heap", [True, False], ids=["heap", "levels"])
-@pytest.mark.parametrize("made", [shape, dspark], ids=["marginals", "markov"])
+@pytest.mark.parametrize("made", [shape, dspark, medusa_files.shape], ids=["marginals", "markov", "medusa"])
 def test_a_budget_gives_the_most_probable_paths(tmp_path, target, monkeypatch, made, is_heap):
     """DDTree's and PCTree's trees against all products there are: 8 + 64 + 512 paths."""
     if not is_heap:
-        monkeypatch.setattr("treespec.heads.dflash.drafter.can_use_heap", lambda policy: False)
+        monkeypatch.setattr("treespec.heads.drafting.depths.can_use_heap", lambda policy: False)
     drafter, plain = make(tmp_path, target, made(draft_vocab=8), seed=3)
     run(target, drafter, left_padded([9, 4, 6, 2]), 5, tree=BestFirst(14))
     first = drafter.steps[0]

@@ -3,9 +3,9 @@ target's own."""
 
 import pytest
 import torch
-from helpers import dflash_files, eagle3_files
+from helpers import dflash_files, eagle3_files, medusa_files
 from helpers.dflash_files import AUTHORS, FULL, SLIDING, dspark
-from helpers.doc_snippets import run_snippet
+from helpers.doc_snippets import run_opening, run_snippet
 from helpers.eagle3_files import SAFEAILAB
 from helpers.head_files import SPECULATORS
 from helpers.head_runs import check_distributions, left_padded, make, run
@@ -22,8 +22,10 @@ from treespec.literature import StochasticBeam
 from treespec.policies import SpecExec
 
 EAGLE, DFLASH, DSPARK = eagle3_files.shape(hidden=32), dflash_files.shape(), dspark()
-KINDS = {"eagle3": EAGLE, "dflash": DFLASH, "dspark": DSPARK}
+MODULES = {"eagle3": EAGLE, "dflash": DFLASH, "dspark": DSPARK}
+KINDS = MODULES | {"medusa": medusa_files.shape(40)}
 every_kind = pytest.mark.parametrize("made", KINDS.values(), ids=KINDS)
+every_module = pytest.mark.parametrize("made", MODULES.values(), ids=MODULES)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +136,18 @@ def test_greedy_output_is_plain_output(tmp_path, target, name, made):
 
 
 @every_kind
+def test_what_a_greedy_call_forbids_is_not_drafted(tmp_path, target, made):
+    drafter, plain = make(tmp_path, target, made, seed=2)
+    options = {"suppress_tokens": plain.target_ids[::3]}
+    inputs = left_padded([9, 5])
+    out, _ = run(target, drafter, inputs, 12, tree=BestFirst(12), **options)
+    assert torch.equal(out, target.generate(**inputs, max_new_tokens=12, do_sample=False, **options))
+    drafted = {token for step in drafter.steps for tree in step.trees.trees for token in tree.tokens[1:].tolist()}
+    assert drafted <= set(plain.target_ids) - set(options["suppress_tokens"])
+    assert len(drafted) > 9
+
+
+@every_kind
 def test_merged_with_a_drafter_that_reads_no_states(tmp_path, target, made):
     drafter, plain = make(tmp_path, target, made, seed=2)
     inputs = left_padded([9, 5])
@@ -153,10 +167,10 @@ def test_a_static_cache_of_the_target_changes_nothing(tmp_path, target, made):
 
 @every_kind
 def test_prompts_of_one_token_are_drafted(tmp_path, target, made):
-    """By a DFlash head without a context, by EAGLE-3 from the second step on: its features pair with the next token."""
+    """By a DFlash head without a context, by others from the second step on: their first feature comes with a pass."""
     drafter, plain = make(tmp_path, target, made)
     run(target, drafter, left_padded([1, 1]), 6)
-    assert [step.trees.max_nodes > 1 for step in drafter.steps[:2]] == [made is not EAGLE, True]
+    assert [step.trees.max_nodes > 1 for step in drafter.steps[:2]] == [made in (DFLASH, DSPARK), True]
     assert check_distributions(target, drafter, plain) > 10
 
 
@@ -226,10 +240,10 @@ def test_joint_distribution_is_the_targets(tmp_path, name):
     assert result["block_efficiency"] > (1.1 if kind is EAGLE else 1.05)
 
 
-@pytest.mark.parametrize(("section", "printed"), [("EAGLE-3 heads", "(2, 4, 5) "), ("DFlash and DSpark heads", "7 ")])
+@pytest.mark.parametrize(("section", "printed"), [(None, "(2, 4, 5) "), ("DFlash and DSpark heads", "\n7 ")])
 def test_the_snippets_of_the_docs_run(capsys, section, printed):
-    names = run_snippet(section, page="heads.md")
-    assert capsys.readouterr().out.startswith(printed)
+    names = run_snippet(section, page="heads.md") if section else run_opening("heads.md")
+    assert printed in capsys.readouterr().out
     assert names["speculation"].stats.num_draft_tokens > 0
     run_snippet("Settings in config.json", names, page="heads.md")
     assert "heads: rope_wobble." in capsys.readouterr().out
@@ -245,7 +259,7 @@ DTYPES = [
 
 
 @pytest.mark.parametrize(("target_dtype", "head_dtype"), DTYPES, ids=str)
-@every_kind
+@every_module
 def test_heads_run_in_their_own_dtype(tmp_path, made, target_dtype, head_dtype):
     model, inputs = tiny_llama(num_layers=3), left_padded([6, 3])
     drafter, _ = make(tmp_path, model, made)

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from helpers import dflash_files, eagle3_files
-from helpers.dflash_files import AUTHORS, SLIDING, dspark
-from helpers.head_files import SPECULATORS
+from helpers.dflash_files import SLIDING
 from helpers.tiny import tiny_llama
-from helpers.wrong_heads import EAGLE, METHODS, WRONG_DFLASH, WRONG_EAGLE3, every_method
+from helpers.wrong_heads import METHODS, WRONG, WRONG_IDS, every_method, files_of, write
 from safetensors.torch import save_file
 
 from treespec import TreeSpeculation, from_config, load_drafter
@@ -21,22 +19,17 @@ def target():
     return tiny_llama(num_layers=8)
 
 
-@pytest.mark.parametrize(
-    ("method", "name"), [("eagle3", name) for name in WRONG_EAGLE3] + [("dspark", name) for name in WRONG_DFLASH]
-)
-def test_a_wrong_checkpoint_says_what_is_wrong(tmp_path, target, method, name):
-    files, made = METHODS[method]
-    spoil, message = (WRONG_EAGLE3 if method == "eagle3" else WRONG_DFLASH)[name]
-    files.write(tmp_path, made, files.random_tensors(made), SPECULATORS)
-    spoil(tmp_path)
+@pytest.mark.parametrize(("made", "spoil", "message"), WRONG, ids=WRONG_IDS)
+def test_a_wrong_checkpoint_says_what_is_wrong(tmp_path, target, made, spoil, message):
+    spoil(write(tmp_path, made))
     with pytest.raises(CheckpointError, match=message):
         load_drafter(tmp_path, target)
 
 
 @every_method
 def test_a_head_of_another_model_is_refused(tmp_path, target, method):
-    files, made = METHODS[method]
-    files.write(tmp_path, made, files.random_tensors(made), SPECULATORS)
+    made = METHODS[method]
+    write(tmp_path, made)
     with pytest.raises(CheckpointError, match=r"vocabulary of size 64, LlamaForCausalLM has 72.*another model"):
         load_drafter(tmp_path, tiny_llama(72, num_layers=8))
     with pytest.raises(CheckpointError, match=r"the target's, \[64, 32\]; got \[64, 48\]: it is the head of another"):
@@ -51,8 +44,7 @@ def test_a_head_of_another_model_is_refused(tmp_path, target, method):
 
 @every_method
 def test_from_config_takes_a_head(tmp_path, target, method):
-    files, made = METHODS[method]
-    files.write(tmp_path, made, files.random_tensors(made), SPECULATORS)
+    write(tmp_path, METHODS[method])
     config = {"method": method, "model": str(tmp_path), "num_speculative_tokens": 3}
     speculation = from_config(config, target=target, seed=1)
     plain = target.generate(PROMPT, max_new_tokens=8, do_sample=False)
@@ -67,20 +59,15 @@ def test_from_config_takes_a_head(tmp_path, target, method):
         from_config(config | {"method": other}, target=target)
 
 
-@pytest.mark.parametrize(
-    ("files", "made", "format_name"),
-    [(eagle3_files, EAGLE, SPECULATORS), (dflash_files, dspark(draft_vocab=64), AUTHORS)],
-    ids=["eagle3", "dspark"],
-)
-def test_heads_take_the_targets_dtype_and_leave_random_states_alone(tmp_path, files, made, format_name):
+@every_method
+def test_heads_take_the_targets_dtype_and_leave_random_states_alone(tmp_path, method):
     half = tiny_llama(num_layers=8).to(torch.bfloat16)
-    files.write(tmp_path, made, files.random_tensors(made), format_name)
+    write(tmp_path, METHODS[method])
     state = torch.get_rng_state()
     head = load_head(tmp_path, half)
     assert torch.equal(torch.get_rng_state(), state)
     assert {p.dtype for p in head.parameters()} == {torch.bfloat16} == {head.embedding.dtype}
     assert all(p.requires_grad for p in head.parameters())
-    method = "eagle3" if files is eagle3_files else "dspark"
     speculation = from_config({"method": method, "model": str(tmp_path), "num_speculative_tokens": 3}, target=half)
     assert half.generate(PROMPT, max_new_tokens=8, custom_generate=speculation).shape == (1, 12)
     assert speculation.stats.num_draft_tokens > 0
@@ -89,9 +76,9 @@ def test_heads_take_the_targets_dtype_and_leave_random_states_alone(tmp_path, fi
 @every_method
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_tensors_of_another_dtype_are_read(tmp_path, target, method, dtype):
-    files, made = METHODS[method]
-    tensors = files.random_tensors(made)
-    files.write(tmp_path, made, tensors, SPECULATORS)
+    made = METHODS[method]
+    tensors = files_of(made).random_tensors(made)
+    write(tmp_path, made)
     tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     save_file(tensors, tmp_path / "model.safetensors")
     head = load_head(tmp_path, target)
@@ -101,11 +88,8 @@ def test_tensors_of_another_dtype_are_read(tmp_path, target, method, dtype):
 
 @every_method
 def test_a_window_beyond_all_texts_is_none(tmp_path, target, method):
-    files, _ = METHODS[method]
-    windows = {"layer_types": [SLIDING] * (1 if method == "eagle3" else 2), "sliding_window": 10**30}
-    make = {"eagle3": eagle3_files.shape, "dflash": dflash_files.shape, "dspark": dspark}[method]
-    made = make(hidden=32, llama=windows)
-    files.write(tmp_path, made, files.random_tensors(made), SPECULATORS)
+    windows = {"layer_types": [SLIDING] * METHODS[method]["layers"], "sliding_window": 10**30}
+    write(tmp_path, METHODS[method] | {"llama": windows})
     speculation = TreeSpeculation(load_drafter(tmp_path, target), tree=6)
     options = {"max_new_tokens": 8, "do_sample": False}
     plain = target.generate(PROMPT, **options)

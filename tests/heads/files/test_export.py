@@ -4,9 +4,8 @@ import pytest
 import torch
 from helpers import dflash_files, eagle3_files
 from helpers.dflash_files import FULL, SLIDING, dspark
-from helpers.head_files import SPECULATORS
 from helpers.tiny import tiny_llama
-from helpers.wrong_heads import METHODS, every_method
+from helpers.wrong_heads import METHODS, every_method, files_of, write
 from safetensors.torch import load_file
 
 from treespec import load_drafter
@@ -23,29 +22,20 @@ def target():
 
 
 EVERY_FLAG = {"fc_norm": True, "norm_before_residual": True, "norm_output": True, "norm_before_fc": True}
-SAVED = {
-    "eagle3": METHODS["eagle3"],
-    "eagle3 with everything": (
-        eagle3_files,
-        eagle3_files.shape(
-            hidden=32,
-            layers=2,
-            extras=("head_norms", "biases", "embedding"),
-            flags=EVERY_FLAG,
-            llama={"layer_types": [SLIDING] * 2, "sliding_window": 5},
-        ),
+SAVED = METHODS | {
+    "eagle3 with everything": eagle3_files.shape(
+        hidden=32,
+        layers=2,
+        extras=("head_norms", "biases", "embedding"),
+        flags=EVERY_FLAG,
+        llama={"layer_types": [SLIDING] * 2, "sliding_window": 5},
     ),
-    "dflash": METHODS["dflash"],
-    "dspark": METHODS["dspark"],
-    "dspark with everything": (
-        dflash_files,
-        dspark(
-            extras=("head_norms", "biases", "embedding", "confidence"),
-            llama={"layer_types": [SLIDING, FULL], "sliding_window": 5},
-            flags={"input_embedding_scale": 2.0, "final_logit_softcapping": 3.0},
-        ),
+    "dspark with everything": dspark(
+        extras=("head_norms", "biases", "embedding", "confidence"),
+        llama={"layer_types": [SLIDING, FULL], "sliding_window": 5},
+        flags={"input_embedding_scale": 2.0, "final_logit_softcapping": 3.0},
     ),
-    "dflash, whole vocabulary": (dflash_files, dflash_files.shape(draft_vocab=64, extras=("head_norms", "lm_head"))),
+    "dflash, whole vocabulary": dflash_files.shape(draft_vocab=64, extras=("head_norms", "lm_head")),
 }
 
 
@@ -53,9 +43,9 @@ SAVED = {
     ("name", "has_lm_head"), [*((name, True) for name in SAVED), ("eagle3", False), ("dspark", False)]
 )
 def test_saved_heads_hold_the_same_tensors(tmp_path, target, name, has_lm_head):
-    files, made = SAVED[name]
-    tensors = files.random_tensors(made)
-    head = load_head(files.write(tmp_path / "a", made, tensors, SPECULATORS), target)
+    made = SAVED[name]
+    tensors = files_of(made).random_tensors(made)
+    head = load_head(write(tmp_path / "a", made), target)
     if not has_lm_head:
         head.lm_head.weight.data = tensors["lm_head.weight"] = target.lm_head.weight.data[head.target_ids]
     layers = (1, 4, 6)[: head.config.num_features]
@@ -75,8 +65,7 @@ def test_saved_heads_hold_the_same_tensors(tmp_path, target, name, has_lm_head):
 
 @every_method
 def test_layers_that_a_file_cannot_name_are_refused(tmp_path, target, method):
-    files, made = METHODS[method]
-    head = load_head(files.write(tmp_path / "a", made, files.random_tensors(made), SPECULATORS), target)
+    head = load_head(write(tmp_path / "a", METHODS[method]), target)
     for layers in ([1] * (head.config.num_features + 1), [-1] * head.config.num_features):
         with pytest.raises(ConfigError, match=rf"fuses {head.config.num_features} hidden layers, counted from 0, got"):
             save_head(head, layers, tmp_path / "b")
@@ -85,8 +74,7 @@ def test_layers_that_a_file_cannot_name_are_refused(tmp_path, target, method):
 
 @every_method
 def test_weights_that_the_dtype_cannot_hold_are_refused(tmp_path, target, method):
-    files, made = METHODS[method]
-    head = load_head(files.write(tmp_path / "a", made, files.random_tensors(made), SPECULATORS), target)
+    head = load_head(write(tmp_path / "a", METHODS[method]), target)
     head.fc.weight.data[0, 0] = 7e4
     layers = range(head.config.num_features)
     with pytest.raises(ConfigError, match=r"fc\.weight has weights beyond torch\.float16"):

@@ -9,6 +9,7 @@ from helpers.dflash_files import AUTHORS, FULL, SLIDING
 from helpers.head_files import SPECULATORS
 from helpers.published_heads import REFUSED, SERVED
 from helpers.wrong_heads import edit_config, edit_tensors
+from helpers.wrong_heads import write as write_head
 
 from treespec.errors import CheckpointError
 from treespec.heads.dflash import files as dflash
@@ -24,8 +25,8 @@ from treespec.heads.modules.rotary import ROPE_TYPES, Rotary
 
 EMBEDDING = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
 KINDS = {
-    "eagle3": (eagle3.KEYS, eagle3_files, eagle3_files.shape(hidden=32)),
-    "dflash": (dflash.KEYS, dflash_files, dflash_files.dspark()),
+    "eagle3": (eagle3.KEYS, eagle3_files.shape(hidden=32)),
+    "dflash": (dflash.KEYS, dflash_files.dspark()),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 WINDOW = {"layer_types": [SLIDING], "sliding_window": 5}
@@ -109,8 +110,8 @@ ONLY_WITH_IT = ("lm_head_from_target", "truncated_vocab_size")
 
 def write(folder, kind, **changes):
     """The kind's head with these keys, each in the layers' object if it is one of theirs."""
-    keys, files, made = KINDS[kind]
-    files.write(folder, made, files.random_tensors(made), SPECULATORS)
+    keys, made = KINDS[kind]
+    write_head(folder, made)
     if changes.pop("no lm_head", False):
         edit_tensors(folder, lm_head__weight=None)
     layers = {key: value for key, value in changes.items() if key in keys.layers}
@@ -157,17 +158,13 @@ def test_a_key_that_is_read_changes_the_drafts_or_stops_the_load(tmp_path, kind,
 @every_kind
 def test_every_key_of_the_table_is_tried(monkeypatch, tmp_path, kind):
     """And none is read that is not in the table."""
-    keys, _, _ = KINDS[kind]
+    keys, _ = KINDS[kind]
     assert CHANGES[kind].keys() == keys.used | keys.layers
     asked = set()
     get = ConfigReader.get
     monkeypatch.setattr(ConfigReader, "get", lambda self, key, *rest: asked.add(key) or get(self, key, *rest))
     drafts(write(tmp_path, kind))
     assert asked <= keys.used | keys.layers | keys.inert.keys() | {NESTED_LAYERS, keys.section, "architectures"}
-
-
-def sections(kind):
-    return ("", NESTED_LAYERS, KINDS[kind][0].section)
 
 
 def put(folder, section, **values):
@@ -178,12 +175,12 @@ def put(folder, section, **values):
 
 @every_kind
 def test_keys_without_effect_have_none(tmp_path, kind):
-    keys, _, _ = KINDS[kind]
+    keys, _ = KINDS[kind]
     folder = write(tmp_path, kind)
     before = drafts(folder)
     harmless = {*HARMLESS, *keys.harmless, "image_token_id", "eos_token_id"} - {"architectures"}
     neutral = {key: supported[0] for key, supported in keys.inert.items()}
-    for section in sections(kind):
+    for section in ("", NESTED_LAYERS, keys.section):
         put(folder, section, **dict.fromkeys(harmless, "anything"), **neutral, wobble=None)
         assert not differ(before, drafts(folder))
 
@@ -196,8 +193,9 @@ def test_a_null_leaves_the_key_to_the_top(tmp_path):
 
 @every_kind
 def test_settings_that_are_not_served_are_refused_by_name(tmp_path, kind):
-    for key in KINDS[kind][0].inert:
-        for section in sections(kind):
+    keys, _ = KINDS[kind]
+    for key in keys.inert:
+        for section in ("", NESTED_LAYERS, keys.section):
             put(write(tmp_path, kind), section, **{key: "another"})
             with pytest.raises(CheckpointError, match=f"{key} must be .* to be supported, got 'another'"):
                 drafts(tmp_path)
@@ -205,8 +203,8 @@ def test_settings_that_are_not_served_are_refused_by_name(tmp_path, kind):
 
 @every_kind
 def test_unknown_keys_are_refused_by_name(tmp_path, kind):
-    keys, _, _ = KINDS[kind]
-    for section in sections(kind):
+    keys, _ = KINDS[kind]
+    for section in ("", NESTED_LAYERS, keys.section):
         put(write(tmp_path, kind), section, wobble=0.5)
         name = f"{section}.wobble" if section else "wobble"
         with pytest.raises(CheckpointError, match=f"not known for {keys.name} heads: {name}. Without"):
@@ -216,14 +214,10 @@ def test_unknown_keys_are_refused_by_name(tmp_path, kind):
         drafts(tmp_path)
 
 
+ORIGINAL = {"original_max_position_embeddings": 64}
 ROPE = {
     "linear": {"factor": 3.0},
-    "llama3": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | ORIGINAL,
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 4096, "mscale": 0.7, "mscale_all_dim": 0.9},
 }
 OTHER = {"attention_factor": 1.5, "beta_fast": 9.0, "beta_slow": 0.3, "truncate": False}
@@ -254,9 +248,8 @@ def test_m_rope_is_plain_in_texts(tmp_path):
 
 
 def test_absent_keys_have_vllms_defaults(tmp_path):
-    files, made = eagle3_files, eagle3_files.shape(hidden=32)
     for format_name, expected in ((SPECULATORS, True), (eagle3_files.SAFEAILAB, False)):
-        files.write(tmp_path, made, files.random_tensors(made), format_name)
+        write_head(tmp_path, KINDS["eagle3"][1], format_name)
         if format_name == SPECULATORS:
             edit_config(tmp_path, norm_before_residual=None)
         head = build_head(read_checkpoint(tmp_path), EMBEDDING, EMBEDDING)
@@ -264,7 +257,7 @@ def test_absent_keys_have_vllms_defaults(tmp_path):
     anchored = {(SPECULATORS, 5): False, (AUTHORS, 5): True, (SPECULATORS, 0): False, (AUTHORS, 0): False}
     for (format_name, rank), expected in anchored.items():
         made = dflash_files.shape(rank=rank, draft_vocab=64, llama={"layer_types": [SLIDING] * 2, "sliding_window": 2})
-        dflash_files.write(tmp_path, made, dflash_files.random_tensors(made), format_name)
+        write_head(tmp_path, made, format_name)
         edit_config(tmp_path, sample_from_anchor=None, sliding_window_non_causal=None)
         head = build_head(read_checkpoint(tmp_path), EMBEDDING, EMBEDDING)
         assert head.config.has_anchor_output is expected

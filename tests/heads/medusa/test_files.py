@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.medusa_files import authors_tensors, random_heads, vllm_tensors, write
+from helpers.medusa_files import PlainMedusa, authors_tensors, random_heads, vllm_tensors, write
 
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads import Medusa, MedusaHead, MedusaHeads
@@ -13,33 +13,29 @@ from treespec.heads.files.keys import HARMLESS
 from treespec.heads.medusa.files import KEYS, load_heads
 
 HEADS = random_heads(num_heads=3, num_layers=2)
+AUTHORS, VLLM = authors_tensors(HEADS), vllm_tensors(HEADS)
 
 
 def assert_same(loaded: MedusaHeads, expected: MedusaHeads):
-    assert loaded.num_heads == expected.num_heads
+    count = expected.num_heads
+    assert loaded.num_heads == count
     features = torch.randn(4, 32, generator=torch.Generator().manual_seed(9))
-    for i in range(expected.num_heads):
-        torch.testing.assert_close(loaded.logits(i, features, 64), expected.logits(i, features, 64), rtol=0, atol=0)
+    torch.testing.assert_close(loaded.logits(features, count), expected.logits(features, count), rtol=0, atol=0)
 
 
 def test_a_head_is_what_the_paper_says():
-    head = random_heads(num_layers=2).heads[0]
-    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
-    expected = x.double().numpy()
-    for weight, bias in head.blocks:
-        inner = expected @ weight.double().numpy().T + bias.double().numpy()
-        expected = expected + inner / (1 + torch.tensor(-inner).exp().numpy())
-    expected = expected @ head.output.double().numpy().T
-    torch.testing.assert_close(head.logits(x).double(), torch.tensor(expected), rtol=1e-4, atol=1e-4)
+    heads, states = random_heads(num_layers=2), torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
+    expected = [PlainMedusa(heads).logits(states, [], path) for path in ((), (1,), (1, 2))]
+    torch.testing.assert_close(heads.logits(states[-1:], 3)[0].double(), torch.stack(expected), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("tensors", "config"),
     [
-        (authors_tensors(HEADS), None),
-        (authors_tensors(HEADS), {"medusa_num_heads": 3, "medusa_num_layers": 2}),
+        (AUTHORS, None),
+        (AUTHORS, {"medusa_num_heads": 3, "medusa_num_layers": 2}),
         (authors_tensors(HEADS, "medusa_head."), None),
-        (vllm_tensors(HEADS), {"num_heads": 3, "num_hidden_layers": 2, "vocab_size": 64}),
+        (VLLM, {"num_heads": 3, "num_hidden_layers": 2, "vocab_size": 64}),
         (vllm_tensors(HEADS, "medusa_heads."), None),
     ],
     ids=["authors", "authors-config", "prefix", "vllm", "vllm-prefix"],
@@ -49,24 +45,24 @@ def test_public_formats(tensors, config, tmp_path):
 
 
 def test_a_file_and_other_names(tmp_path):
-    write(tmp_path, authors_tensors(HEADS), name="mine.safetensors")
+    write(tmp_path, AUTHORS, name="mine.safetensors")
     assert_same(load_heads(tmp_path / "mine.safetensors"), HEADS)
     assert_same(load_heads(str(tmp_path)), HEADS)
 
 
 def test_the_first_heads_when_fewer_are_wanted(tmp_path):
-    loaded = load_heads(write(tmp_path, authors_tensors(HEADS), {"medusa_num_heads": 2}))
+    loaded = load_heads(write(tmp_path, AUTHORS, {"medusa_num_heads": 2}))
     assert_same(loaded, MedusaHeads(HEADS.heads[:2]))
 
 
 def test_keys_of_a_configuration(tmp_path):
     """Each is read, known to have no effect, or refused by name."""
     scaled = MedusaHeads(tuple(MedusaHead(head.blocks, head.output * 0.5) for head in HEADS.heads))
-    assert_same(load_heads(write(tmp_path, vllm_tensors(HEADS), {"logit_scale": 0.5})), scaled)
+    assert_same(load_heads(write(tmp_path, VLLM, {"logit_scale": 0.5})), scaled)
     harmless = dict.fromkeys([*HARMLESS, *KEYS.harmless, "eos_token_id"], "anything")
-    assert_same(load_heads(write(tmp_path, vllm_tensors(HEADS), harmless)), HEADS)
+    assert_same(load_heads(write(tmp_path, VLLM, harmless)), HEADS)
     with pytest.raises(CheckpointError, match="not known for Medusa heads: wobble"):
-        load_heads(write(tmp_path, vllm_tensors(HEADS), {"wobble": 1}))
+        load_heads(write(tmp_path, VLLM, {"wobble": 1}))
 
 
 def test_heads_without_blocks_and_without_biases(tmp_path):
@@ -86,7 +82,7 @@ def test_heads_that_share_the_targets_output(tmp_path):
 
 
 def test_one_shared_output_in_the_file(tmp_path):
-    tensors = {name: t for name, t in vllm_tensors(HEADS).items() if "lm_heads" not in name}
+    tensors = {name: t for name, t in VLLM.items() if "lm_heads" not in name}
     shared = MedusaHeads(tuple(MedusaHead(head.blocks, HEADS.heads[0].output) for head in HEADS.heads))
     for name in ("lm_head.weight", "lm_heads.0.weight"):
         assert_same(load_heads(write(tmp_path, tensors | {name: HEADS.heads[0].output})), shared)
@@ -95,18 +91,17 @@ def test_one_shared_output_in_the_file(tmp_path):
 @pytest.mark.parametrize("is_cut", [True, False])
 def test_truncated_vocabulary(tmp_path, is_cut):
     token_map = torch.tensor([5, 0, 63, 7])
-    tensors = vllm_tensors(HEADS) | {"token_map": token_map}
+    tensors = VLLM | {"token_map": token_map}
     if is_cut:
         tensors = {name: t[token_map] if "lm_heads" in name else t for name, t in tensors.items()}
     loaded = load_heads(write(tmp_path, tensors))
     features = torch.randn(2, 32, generator=torch.Generator().manual_seed(3))
-    logits = loaded.logits(1, features, 64)
-    torch.testing.assert_close(logits[:, token_map], HEADS.logits(1, features, 64)[:, token_map])
-    assert logits.softmax(-1)[:, token_map].sum(-1).allclose(torch.ones(2))
+    torch.testing.assert_close(loaded.logits(features, 3), HEADS.logits(features, 3)[..., token_map])
+    assert torch.equal(loaded.target_ids, token_map)
 
 
 def lacking(name):
-    return {key: tensor for key, tensor in authors_tensors(HEADS).items() if key != name}
+    return {key: tensor for key, tensor in AUTHORS.items() if key != name}
 
 
 @pytest.mark.parametrize(
@@ -115,41 +110,29 @@ def lacking(name):
         (lacking("1.1.linear.weight"), None, r"lacks tensors of 3 heads with 2 layers: block 1 1 weight$"),
         (lacking("0.0.linear.bias"), None, "block 0 0 bias"),
         (lacking("2.2.weight"), None, "output 2"),
-        (authors_tensors(HEADS), {"medusa_num_heads": 5}, "of 5 heads"),
-        (authors_tensors(HEADS), {"medusa_num_layers": 3}, "with 3 layers"),
-        (authors_tensors(HEADS), {"medusa_num_heads": 8}, "of 8 heads.*block 3 0 weight, .* and 21 more"),
-        (authors_tensors(HEADS), {"medusa_num_heads": 10**9}, "medusa_num_heads must be .* at most 15, got 1000000000"),
-        (authors_tensors(HEADS), {"medusa_num_layers": 10**9}, "medusa_num_layers must be .* at most 15, got 10000"),
-        (
-            authors_tensors(HEADS) | {"99999999999.0.linear.weight": torch.ones(32, 32)},
-            None,
-            r"the number 9{11}$",
-        ),
-        (
-            {"lm_head.weight": torch.ones(64, 32)},
-            {"num_heads": 10**9, "num_hidden_layers": 0},
-            "num_heads must be an int of at least 0 and at most 1, got 1000000000",
-        ),
-        (authors_tensors(HEADS) | {"1.2.weight": torch.full((64, 32), torch.nan)}, None, r"NaN or infinity in 1\.2"),
-        (
-            authors_tensors(HEADS) | {"1.2.weight": torch.ones(64, 32, dtype=torch.int8)},
-            None,
-            r"1\.2\.weight \(torch.i",
-        ),
-        (authors_tensors(HEADS), {"medusa_num_heads": "three"}, "got 'three'"),
-        (authors_tensors(HEADS), {"medusa_num_heads": 0}, "at least one"),
-        (authors_tensors(HEADS), ["no mapping"], "must hold a JSON object, got list"),
-        (authors_tensors(HEADS) | {"fc.weight": torch.ones(2, 2)}, None, "'fc.weight'"),
-        (authors_tensors(HEADS) | {"1.0.linear.weight": torch.ones(32, 16)}, None, r"head 1 .*\[32, 16\]"),
-        (authors_tensors(HEADS) | {"1.2.weight": torch.ones(60, 32)}, None, r"head 1 .*\[60, 32\]"),
-        (vllm_tensors(HEADS) | {"token_map": torch.zeros(70, dtype=torch.long)}, None, "token_map must be"),
-        (vllm_tensors(HEADS) | {"token_map": torch.zeros(64, dtype=torch.long)}, None, "must be 64 different ids"),
-        (vllm_tensors(HEADS) | {"token_map": torch.tensor([3, -2])}, None, "none negative"),
-        (vllm_tensors(HEADS) | {"token_map": torch.tensor([3, 64])}, None, "rows that an output of 64"),
-        (vllm_tensors(HEADS) | {"token_map": torch.arange(64.0)}, None, r"must be ids \[W\], got torch.float32"),
-        (vllm_tensors(HEADS) | {"token_map": torch.arange(64) * 1j}, None, r"must be ids \[W\], got torch.complex"),
-        (vllm_tensors(HEADS) | {"token_map": torch.ones(64).bool()}, None, r"must be ids \[W\], got torch.bool"),
-        (authors_tensors(HEADS) | {"0.2.weight": torch.ones(64)}, None, r"output must be \[W, H\]"),
+        (AUTHORS, {"medusa_num_heads": 5}, "of 5 heads"),
+        (AUTHORS, {"medusa_num_layers": 3}, "with 3 layers"),
+        (AUTHORS, {"medusa_num_heads": 8}, "of 8 heads.*block 3 0 weight, .* and 21 more"),
+        (AUTHORS, {"medusa_num_heads": 10**9}, "medusa_num_heads must be .* at most 15, got 1000000000"),
+        (AUTHORS, {"medusa_num_layers": 10**9}, "medusa_num_layers must be .* at most 15, got 10000"),
+        (AUTHORS | {"99999999999.0.linear.weight": torch.ones(32, 32)}, None, r"the number 9{11}$"),
+        ({"lm_head.weight": HEADS.heads[0].output}, {"num_heads": 10**9, "num_hidden_layers": 0}, "at most 1, got 100"),
+        (AUTHORS | {"1.2.weight": torch.full((64, 32), torch.nan)}, None, r"NaN or infinity in 1\.2"),
+        (AUTHORS | {"1.2.weight": torch.ones(64, 32, dtype=torch.int8)}, None, r"1\.2\.weight \(torch.i"),
+        (AUTHORS, {"medusa_num_heads": "three"}, "got 'three'"),
+        (AUTHORS, {"medusa_num_heads": 0}, "at least one"),
+        (AUTHORS, ["no mapping"], "must hold a JSON object, got list"),
+        (AUTHORS | {"fc.weight": torch.ones(2, 2)}, None, "'fc.weight'"),
+        (AUTHORS | {"1.0.linear.weight": torch.ones(32, 16)}, None, r"head 1 .*\[32, 16\]"),
+        (AUTHORS | {"1.2.weight": torch.ones(60, 32)}, None, r"head 1 .*\[60, 32\]"),
+        (VLLM | {"token_map": torch.zeros(70, dtype=torch.long)}, None, "token_map must be"),
+        (VLLM | {"token_map": torch.zeros(64, dtype=torch.long)}, None, "must be 64 different ids"),
+        (VLLM | {"token_map": torch.tensor([3, -2])}, None, "none negative"),
+        (VLLM | {"token_map": torch.tensor([3, 64])}, None, "rows that an output of 64"),
+        (VLLM | {"token_map": torch.arange(64.0)}, None, r"must be ids \[W\], got torch.float32"),
+        (VLLM | {"token_map": torch.arange(64) * 1j}, None, r"must be ids \[W\], got torch.complex"),
+        (VLLM | {"token_map": torch.ones(64).bool()}, None, r"must be ids \[W\], got torch.bool"),
+        (AUTHORS | {"0.2.weight": torch.ones(64)}, None, r"output must be \[W, H\]"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, tensors, config, message):
@@ -166,7 +149,7 @@ def test_an_output_weight_that_is_not_a_matrix_of_floats_is_refused(tmp_path, we
 
 def test_configurations_are_read_as_utf_8(tmp_path, monkeypatch):
     """Whatever the machine's own encoding is."""
-    write(tmp_path, authors_tensors(HEADS))
+    write(tmp_path, AUTHORS)
     (tmp_path / "config.json").write_bytes('{"medusa_num_heads": 2, "base_model_name_or_path": "Méduse"}'.encode())
     read = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda path, encoding="ascii": read(path, encoding=encoding))
@@ -178,25 +161,25 @@ def test_files_that_cannot_be_read(tmp_path):
         load_heads(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match=r"needs \*\.safetensors files, found none"):
         load_heads(tmp_path)
-    torch.save(authors_tensors(HEADS), tmp_path / "medusa_lm_head.pt")
+    torch.save(AUTHORS, tmp_path / "medusa_lm_head.pt")
     for path in (tmp_path, tmp_path / "medusa_lm_head.pt"):
         with pytest.raises(CheckpointError, match=r"pickled weights.*save_file"):
             load_heads(path)
-    write(tmp_path, authors_tensors(HEADS))
+    write(tmp_path, AUTHORS)
     assert_same(load_heads(tmp_path), HEADS)  # The pickle next to it is left alone.
     file = tmp_path / "medusa_lm_head.safetensors"
     file.write_bytes(file.read_bytes()[:3000])
     with pytest.raises(CheckpointError, match="damaged"):
         load_heads(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    write(tmp_path, authors_tensors(HEADS))
+    write(tmp_path, AUTHORS)
     with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
         load_heads(tmp_path)
 
 
 def test_two_unnamed_files_are_not_guessed_among(tmp_path):
     for name in ("a.safetensors", "b.safetensors"):
-        write(tmp_path, authors_tensors(HEADS), name=name)
+        write(tmp_path, AUTHORS, name=name)
     with pytest.raises(CheckpointError, match=r"a\.safetensors, b\.safetensors"):
         load_heads(tmp_path)
 

@@ -84,7 +84,7 @@ def prompts() -> tuple[Tensor, Tensor]:
 @contextmanager
 def counting_from_the_first_tree(device: PretendAccelerator) -> Iterator[list[int]]:
     """Forget what happens before the first step; yields a list that gets an entry per level of a tree."""
-    draft, expand, levels = loop._Run.draft, TreeBuilder.expand, []
+    draft, expand, levels = loop.Run.draft, TreeBuilder.expand, []
 
     def first(run: Any) -> Any:
         if not run.stats.num_target_passes:
@@ -95,7 +95,7 @@ def counting_from_the_first_tree(device: PretendAccelerator) -> Iterator[list[in
         levels.append(1)
         return expand(builder, nodes)
 
-    with patch.object(loop._Run, "draft", first), patch.object(TreeBuilder, "expand", counted):
+    with patch.object(loop.Run, "draft", first), patch.object(TreeBuilder, "expand", counted):
         yield levels
 
 

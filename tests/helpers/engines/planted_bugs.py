@@ -58,8 +58,12 @@ def processors_see_the_roots_text() -> None:
     """Penalties count the request's output without the drafted tokens above a node."""
     from treespec.vllm import scores
 
-    paths = scores._paths
-    scores._paths = lambda tokens, parents: [[] for _ in paths(tokens, parents)]
+    apply = scores._apply
+
+    def without_paths(part, owners, outputs, *others) -> None:
+        apply(part, owners, [outputs[owners.index(owner)] for owner in owners], *others)
+
+    scores._apply = without_paths
 
 
 def filters_left_out() -> None:

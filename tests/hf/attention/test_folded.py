@@ -4,19 +4,15 @@ import threading
 
 import pytest
 import torch
-from helpers.zoo import ARCHITECTURES, Architecture, build, prompts
+from helpers.zoo import build, prompts
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from treespec.hf import TreeScorer
 from treespec.hf.attention import folded
 from treespec.hf.attention.folded import NAME, FoldedAttention, folded_attention
-from treespec.protocols import Capability
 from treespec.tree import TokenTree
 
-TREES = [
-    pytest.param(a, id=str(a)) for a in ARCHITECTURES if a.capability == Capability.TREE and "sdpa" in a.attentions
-]
 PARENTS = torch.tensor([[-1, 0, 0, 1, 2, 2]])
 
 
@@ -94,22 +90,6 @@ def test_unequal_heads_masks_by_head_and_causal_prompts_go_to_sdpa(module, monke
     assert len(seen) == 4
 
 
-@pytest.mark.parametrize("architecture", TREES)
-@torch.no_grad()
-def test_every_architecture_scores_as_with_sdpa(architecture: Architecture, monkeypatch):
-    """One tree pass with and without folding; the same model, prompt and tree."""
-    model, ids = build(architecture, "sdpa"), prompts(2, 20)
-    mask = torch.arange(20) >= torch.tensor([[0], [3]])
-    logits = []
-    for is_folded in (True, False):
-        scorer = TreeScorer(model)
-        scorer._folded.is_supported = scorer._folded.is_supported and is_folded
-        scorer.prefill(ids.masked_fill(~mask, 0), mask)
-        logits.append(scorer.extend(prompts(2, 6, seed=1), PARENTS.expand(2, -1)).logits)
-        assert model.config.get_text_config()._attn_implementation == "sdpa"
-    assert (logits[0] - logits[1]).abs().max() <= 1e-5
-
-
 def test_folding_serves_the_models_it_is_made_for(monkeypatch):
     """Grouped heads, sliding windows and static caches are folded in every layer."""
     calls = []
@@ -118,7 +98,7 @@ def test_folding_serves_the_models_it_is_made_for(monkeypatch):
         torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(a[0].shape) or attend(*a, **k)
     )
     for name, max_cache_len in (("llama", None), ("llama", 64), ("mistral", None), ("gemma3_text", None)):
-        model = build(next(a for a in ARCHITECTURES if str(a) == name))
+        model = build(name)
         scorer = TreeScorer(model, max_cache_len=max_cache_len)
         ids = prompts(1, 12)
         scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
@@ -129,7 +109,7 @@ def test_folding_serves_the_models_it_is_made_for(monkeypatch):
 
 
 def test_eager_models_and_compiled_ones_run_as_they_are():
-    model = build(ARCHITECTURES[0], "eager")
+    model = build("llama", "eager")
     folding = FoldedAttention(model)
     assert not folding.is_supported
     with folding.running():
@@ -137,7 +117,7 @@ def test_eager_models_and_compiled_ones_run_as_they_are():
 
 
 def test_the_configuration_is_restored_after_errors_and_nested_passes():
-    model = build(ARCHITECTURES[0])
+    model = build("llama")
     folding = FoldedAttention(model)
 
     def fail():
@@ -153,7 +133,7 @@ def test_the_configuration_is_restored_after_errors_and_nested_passes():
 
 def test_passes_of_other_threads_run_sdpa():
     """A plain pass of another thread while this one folds: the same logits to the bit, and no folded mask."""
-    model, ids = build(ARCHITECTURES[0]), prompts(1, 12)
+    model, ids = build("llama"), prompts(1, 12)
     expected = model(ids).logits
     found = []
     with FoldedAttention(model).running():
@@ -171,7 +151,7 @@ def test_planted_bug_a_mask_repeated_in_the_wrong_order_is_seen(monkeypatch):
         additive = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
         return additive.repeat_interleave(num_groups, 2)
 
-    model, ids = build(ARCHITECTURES[0]), prompts(1, 8)
+    model, ids = build("llama"), prompts(1, 8)
     tree = TokenTree(prompts(1, 6, seed=1)[0], PARENTS[0])
     monkeypatch.setattr(folded, "_made_of", interleaved)
     scorer = TreeScorer(model)

@@ -1,15 +1,15 @@
-"""Tree attention masks against networkx ancestors, in every form that models take."""
+"""Tree attention masks against networkx ancestors, in every form that models take; planted bugs: helpers/rounds.py."""
 
 import networkx
 import pytest
 import torch
-from helpers.rounds import CONFIGS, NAMES, WINDOW
+from helpers.rounds import NAMES
+from helpers.zoo import WINDOW, config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BambaConfig, Llama4TextConfig, LlamaConfig, MistralConfig, PreTrainedConfig
 
 from treespec.errors import InvalidTreeError, UnsupportedModelError
-from treespec.hf.attention import mask as mask_module
 from treespec.hf.attention.mask import (
     AttentionLayout,
     CachedSlots,
@@ -20,8 +20,6 @@ from treespec.hf.attention.mask import (
     tree_attention_mask,
 )
 from treespec.tree import TokenTree, TreeBatch
-
-FULL = {None: Reach("full")}
 
 
 def with_attention(config: PreTrainedConfig, attention: str) -> PreTrainedConfig:
@@ -96,18 +94,13 @@ SINGLE = TokenTree.chain([1])
 
 
 class TestForms:
-    def test_sdpa_takes_bool(self):
-        attention = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "sdpa"))
-        assert isinstance(attention.mask, torch.Tensor)
-        assert (attention.mask.dtype, attention.mask.shape) == (torch.bool, (1, 1, 4, 9))
-        assert attention.position_ids.tolist() == [[5, 6, 6, 7]]
-
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-    def test_eager_takes_additive(self, dtype):
-        allowed = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "sdpa")).mask
+    def test_sdpa_takes_bool_and_eager_additive(self, dtype):
+        attention = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "sdpa"))
+        allowed = attention.mask
         mask = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "eager"), dtype=dtype).mask
-        assert isinstance(mask, torch.Tensor)
-        assert mask.dtype == dtype
+        assert (allowed.dtype, allowed.shape, mask.dtype) == (torch.bool, (1, 1, 4, 9), dtype)
+        assert attention.position_ids.tolist() == [[5, 6, 6, 7]]
         assert torch.equal(mask == 0, allowed)
         assert torch.equal(mask == torch.finfo(dtype).min, ~allowed)
 
@@ -122,7 +115,7 @@ class TestForms:
                 assert block.mask_mod(*index) == allowed[0, 0, query, key]  # pyright: ignore
 
     def test_models_with_layer_types_take_a_dict(self):
-        config = with_attention(CONFIGS["gemma3"](), "sdpa")
+        config = with_attention(config_of("gemma3_text"), "sdpa")
         mask = tree_attention_mask(TREE, 2 * WINDOW, config).mask
         assert isinstance(mask, dict)
         assert list(mask) == ["sliding_attention", "full_attention"]
@@ -155,7 +148,7 @@ class TestNoMask:
     @pytest.mark.parametrize("name", NAMES)
     @pytest.mark.parametrize("trees", [CHAIN, SINGLE, [CHAIN, SINGLE]], ids=["chain", "single", "batch"])
     def test_for_chains_over_whole_caches(self, trees, name):
-        config = with_attention(CONFIGS[name](), "sdpa")
+        config = with_attention(config_of(name), "sdpa")
         num_rows = len(trees) if isinstance(trees, list) else 1
         for cached in (20, torch.ones(num_rows, 20, dtype=torch.bool)):
             attention = tree_attention_mask(trees, cached, config)
@@ -185,39 +178,6 @@ class TestNoMask:
     )
     def test_known_chains(self, parents, is_chain):
         assert is_known_chain(torch.tensor(parents)) is is_chain
-
-
-class TestPlantedBugs:
-    """The oracle finds each of them."""
-
-    PARENTS, CACHED = [[-1, 0, 0, 1, 2, 3]], [[False, True, True, True, True]]
-
-    def is_right(self, reach: Reach = FULL[None]) -> bool:
-        layout = AttentionLayout("sdpa", {None: reach})
-        slots = CachedSlots(torch.tensor(self.CACHED))
-        attention = pending_attention(slots, torch.tensor(self.PARENTS), 6, layout, torch.float32)
-        mask, positions = oracle(self.PARENTS, self.CACHED, reach)
-        return torch.equal(attention.mask[:, 0], mask) and torch.equal(attention.position_ids, positions)  # pyright: ignore
-
-    def test_the_mask_without_a_planted_fault_is_right(self):
-        assert all(self.is_right(reach) for reach in REACHES)
-
-    def test_ancestors_missing(self, monkeypatch):
-        monkeypatch.setattr(mask_module, "ancestor_mask", lambda parents: torch.eye(6, dtype=torch.bool).unsqueeze(0))
-        assert not self.is_right()
-
-    def test_causal_instead_of_tree(self, monkeypatch):
-        causal = torch.ones(1, 6, 6, dtype=torch.bool).tril()
-        monkeypatch.setattr(mask_module, "ancestor_mask", lambda parents: causal)
-        assert not self.is_right()
-
-    def test_padding_counted(self, monkeypatch):
-        monkeypatch.setattr(CachedSlots, "lengths", property(lambda slots: torch.tensor([slots.mask.shape[1]])))
-        assert not self.is_right()
-
-    def test_window_over_slots(self, monkeypatch):
-        monkeypatch.setattr(mask_module, "_key_positions", lambda slots, pending: torch.arange(11).unsqueeze(0))
-        assert not self.is_right(Reach("sliding", 3))
 
 
 class TestMisuse:

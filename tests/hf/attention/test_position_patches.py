@@ -1,21 +1,17 @@
-"""Models that count slots: right in trees, and untouched before, after and in other threads."""
+"""Models that count slots: wrong in trees without help, and untouched before, after and in other threads."""
 
 import threading
 
 import pytest
 import torch
-from helpers.zoo import ARCHITECTURES, build, prompts
+from helpers.rounds import tree_logits
+from helpers.zoo import build, prompts
 
 from treespec.hf import TreeScorer
 from treespec.hf.attention.position_patches import PositionPatches
 from treespec.tree import TokenTree
 
-ZOO = {str(architecture): architecture for architecture in ARCHITECTURES}
-COUNTING = [
-    (name, attention)
-    for name in ("bloom", "falcon_alibi", "mpt", "gpt_neo", "llama4_text")
-    for attention in ZOO[name].attentions
-]
+COUNTING = ("bloom", "falcon_alibi", "mpt", "gpt_neo", "llama4_text")
 PATHS = [(0,), (1,), (2,), (0, 0), (1, 0), (2, 0), (2, 0, 0)]
 
 
@@ -26,23 +22,12 @@ def tree_error(model, num_prompt=26):
     scorer = TreeScorer(model)
     scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
     logits = scorer.extend(tree.tokens.unsqueeze(0), tree.parents.unsqueeze(0)).logits[0]
-    worst = 0.0
-    for path in tree.leaf_paths():
-        text = torch.cat([ids, tree.tokens[list(path)].unsqueeze(0)], dim=1)
-        with torch.no_grad():
-            expected = model(input_ids=text, use_cache=False).logits[0, num_prompt:]
-        worst = max(worst, float((logits[list(path)] - expected).abs().max()))
-    return worst
-
-
-@pytest.mark.parametrize(("name", "attention"), COUNTING)
-def test_trees_count_positions(name, attention):
-    assert tree_error(build(ZOO[name], attention)) <= 1e-4
+    return float((logits - tree_logits(model, ids.tolist(), [tree])[0]).abs().max())
 
 
 def test_temperature_changes_inside_a_tree():
     """llama4 raises its queries' temperature every `floor_scale` positions; with 4 a tree crosses that twice."""
-    model = build(ZOO["llama4_text"])
+    model = build("llama4_text")
     for module in model.modules():
         if hasattr(module, "floor_scale"):
             module.floor_scale, module.attn_scale = 4, 2.0
@@ -52,7 +37,7 @@ def test_temperature_changes_inside_a_tree():
 @pytest.mark.parametrize(("name", "size"), [("mpt", 1e-2), ("gpt_neo", 1e-2), ("llama4_text", 1e-3)])
 def test_without_help_they_are_wrong(name, size, monkeypatch):
     """The planted bug: the same passes with slots in place of positions."""
-    model = build(ZOO[name])
+    model = build(name)
     for module in model.modules():
         if hasattr(module, "floor_scale"):
             module.floor_scale, module.attn_scale = 4, 2.0
@@ -61,8 +46,8 @@ def test_without_help_they_are_wrong(name, size, monkeypatch):
 
 
 def test_other_models_need_no_help():
-    assert not PositionPatches(build(ZOO["llama"]))
-    assert not PositionPatches(build(ZOO["falcon"]))
+    assert not PositionPatches(build("llama"))
+    assert not PositionPatches(build("falcon"))
 
 
 def _hooks_and_attributes(model):
@@ -72,9 +57,9 @@ def _hooks_and_attributes(model):
     ]
 
 
-@pytest.mark.parametrize("name", ["bloom", "falcon_alibi", "mpt", "gpt_neo", "llama4_text"])
+@pytest.mark.parametrize("name", COUNTING)
 def test_the_model_is_unchanged_afterwards(name):
-    model = build(ZOO[name])
+    model = build(name)
     before = _hooks_and_attributes(model)
     tree_error(model)
     assert _hooks_and_attributes(model) == before
@@ -95,10 +80,10 @@ def _extend_once(model):
     scorer.extend(prompts(1, 3), torch.tensor([[-1, 0, 0]]))
 
 
-@pytest.mark.parametrize("name", ["bloom", "falcon_alibi", "mpt", "gpt_neo", "llama4_text"])
+@pytest.mark.parametrize("name", COUNTING)
 def test_passes_of_other_threads_are_left_alone(name):
     """While a tree pass waits in its head, a plain pass of another thread gives what it always gives."""
-    model = build(ZOO[name])
+    model = build(name)
     ids = prompts(1, 26)
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tiny import identical
 from helpers.zoo import SIZES
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, LogitsProcessor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -70,18 +71,19 @@ def decoded(name: str, inputs: dict[str, Any], speculation: Any = None, **option
 
 
 def trees() -> TreeSpeculation:
-    """By drafters that know a text at its second call."""
     return TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
+
+
+def by_trees(name: str, inputs: dict[str, Any], **options: Any) -> Any:
+    """The statistics of the second of two calls whose output is plain `generate`'s."""
+    return identical(lambda: tiny(name), inputs, times=2, **OPTIONS | options)
 
 
 @pytest.mark.filterwarnings("ignore:.*one token at a time")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("length", [6, THRESHOLD - 1, THRESHOLD, THRESHOLD + 1, THRESHOLD + 9])
 def test_one_text(name, length):
-    inputs, speculation = prompts(length), trees()
-    plain = decoded(name, inputs)
-    for _ in range(2):
-        assert torch.equal(decoded(name, inputs, speculation), plain)
+    by_trees(name, prompts(length))
 
 
 @pytest.mark.filterwarnings("ignore:.*one token at a time")
@@ -89,10 +91,7 @@ def test_one_text(name, length):
 @pytest.mark.parametrize("lengths", [(14, 9, 12), (THRESHOLD + 3, 9), (THRESHOLD, THRESHOLD - 2)], ids=str)
 @pytest.mark.parametrize("ends", [None, list(range(3, 15))], ids=["full", "rows leave"])
 def test_the_longest_row_of_a_batch_decides(name, lengths, ends):
-    inputs, speculation = prompts(*lengths), trees()
-    plain = decoded(name, inputs, eos_token_id=ends)
-    for _ in range(2):
-        assert torch.equal(decoded(name, inputs, speculation, eos_token_id=ends), plain)
+    by_trees(name, prompts(*lengths), eos_token_id=ends)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -111,26 +110,17 @@ def test_trees_on_both_sides_of_the_threshold(name):
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "by layer type"])
 def test_trees_go_on_beyond_the_threshold(name):
-    inputs, speculation = prompts(THRESHOLD + 2), trees()
-    for _ in range(2):
-        decoded(name, inputs, speculation)
-    assert speculation.stats.num_accepted_tokens > 0
+    assert by_trees(name, prompts(THRESHOLD + 2)).num_accepted_tokens > 0
 
 
 @pytest.mark.filterwarnings("ignore:.*one token at a time")
 @pytest.mark.parametrize("name", MODELS)
 def test_texts_within_the_threshold_decode_by_trees(name):
-    speculation = trees()
-    for _ in range(2):
-        decoded(name, prompts(6), speculation, max_new_tokens=8)
-    assert speculation.stats.num_draft_tokens > 0
+    assert by_trees(name, prompts(6), max_new_tokens=8).num_draft_tokens > 0
 
 
 def test_texts_that_are_never_read_again_decode_by_trees():
-    inputs, speculation = prompts(THRESHOLD + 2), trees()
-    for _ in range(2):
-        assert torch.equal(decoded("reread", inputs, speculation), decoded("reread", inputs))
-    assert speculation.stats.num_draft_tokens > 0
+    assert by_trees("reread", prompts(THRESHOLD + 2)).num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope"])

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from helpers.rounds import NAMES, VOCAB_SIZE, Game, build, cache_error, path_to
+from helpers.rounds import NAMES, Game, cache_error
+from helpers.zoo import VOCAB_SIZE, build
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, QuantizedLayer, StaticLayer
 
 from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.hf import TreeScorer
 from treespec.hf.attention.mask import tree_attention_mask
-from treespec.hf.cache import slot_cache
 from treespec.hf.cache.caches import check_cache, is_filled, new_cache
 from treespec.hf.cache.growing import LEAST_SPARE
 from treespec.hf.cache.slot_cache import commit_cache
@@ -68,29 +68,6 @@ def test_integrity_check_sees_wrong_slots():
     assert cache_error(model, cache, slots, [rows[0], rows[1][:-1], rows[2]]) == float("inf")
     assert cache_error(model, cache, slots.roll(1, 1), rows) > 0.1
     assert cache_error(model, cache, slots, [rows[0].flip(0), *rows[1:]]) > 0.1
-
-
-def test_forgotten_compaction_is_seen(monkeypatch):
-    def cut_only(layers, num_slots, paths):
-        slot_cache._cut(layers, num_slots + max(len(path) for path in paths))
-
-    monkeypatch.setattr(slot_cache, "keep_paths", cut_only)
-    model = build("llama")
-    assert cache_error(model, *committed(model, 1, False)) > 0.1
-
-
-@pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
-@pytest.mark.parametrize("name", NAMES)
-def test_six_ragged_rounds_keep_the_cache_whole(name, is_static):
-    model = build(name)
-    scorer = TreeScorer(model, max_cache_len=128 if is_static else None)
-    game = Game(model, scorer, [14, 9, 12])
-    for number in range(6):
-        game.round()
-        if number == 3:
-            game.select_rows([1, 2])
-        rows = [torch.tensor(row) for row in game.rows]
-        assert cache_error(model, scorer.cache, scorer._state.slots.mask, rows) <= TOLERANCE
 
 
 def test_holes_do_not_pile_up_in_growing_caches():
@@ -206,10 +183,6 @@ def test_filled_and_empty_caches():
     cache = Cache(layers=[StaticLayer(max_cache_len=8)])
     cache.update(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), 0)
     assert is_filled(cache)
-
-
-def test_path_helper():
-    assert path_to(3, [-1, 0, 0, 2]) == [0, 2, 3]
 
 
 def test_a_plain_cache_filled_in_inference_mode_is_committed_to_outside_of_it():

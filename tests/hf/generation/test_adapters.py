@@ -99,12 +99,12 @@ def test_what_was_learned_follows_the_adapter(model, inputs):
     model.set_adapter("code")
     check(model, inputs, speculation)
     assert torch.equal(drafter.table, french)
-    of_code = speculation._learned.options_for(model, speculation.options).drafter
+    of_code = speculation._learned.of(speculation.options, active_adapters(model.modules())).drafter
     assert not torch.equal(of_code.table, french)
     model.set_adapter("french")
     check(model, inputs, speculation)
     assert not torch.equal(drafter.table, french)
-    assert speculation._learned.options_for(model, speculation.options).drafter is drafter
+    assert speculation._learned.of(speculation.options, active_adapters(model.modules())).drafter is drafter
 
 
 def test_a_draft_model_is_shared_by_the_copies(model, inputs):
@@ -123,8 +123,10 @@ def test_the_self_check_follows_the_adapter(model):
         treespec.hf.make_scorer(model)
     assert facts["french"].model is facts["code"].model is model.get_base_model()
     assert facts["french"].adapters != facts["code"].adapters
-    assert {key[0][2] for key in selfcheck._results[facts["code"].model]} == {f.adapters for f in facts.values()}
-    assert active_adapters(tiny_llama()) is None
+    assert {key[0][2] for key in selfcheck._results.by_model[facts["code"].model]} == {
+        f.adapters for f in facts.values()
+    }
+    assert active_adapters(tiny_llama().modules()) is None
 
 
 def test_an_adapted_draft_model(inputs):

@@ -52,7 +52,7 @@ def weigh(monkeypatch, num_tokens: int, every: int) -> dict[int, int]:
         scorers.append(make_scorer(model, **options))
         return scorers[-1]
 
-    monkeypatch.setattr("treespec.hf.generation.decode.make_scorer", remembering)
+    monkeypatch.setattr("treespec.hf.generation.target.make_scorer", remembering)
     scale = Scale(scorers, every)
     speculation = TreeSpeculation(DraftModel(remembering(target)), tree=Chain(12), streamer=scale, seed=0)
     ids = prompt(1)

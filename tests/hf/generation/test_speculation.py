@@ -16,7 +16,7 @@ from treespec.drafters import SuffixLookup, TokenRecycling
 from treespec.errors import UnsupportedModeError, UnsupportedModelError
 from treespec.heads import Medusa
 from treespec.hf.introspect import CACHE_NAME, cache_in
-from treespec.lab.selftest.planted import Planted
+from treespec.lab.selftest.drafters import Planted
 from treespec.policies import BestFirst, Chain, KAry
 
 NUM_NEW = 24

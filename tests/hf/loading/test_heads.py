@@ -9,7 +9,7 @@ from helpers.dflash_files import AUTHORS, FULL, SLIDING
 from helpers.eagle3_files import SAFEAILAB
 from helpers.head_files import SPECULATORS
 from helpers.tiny import tiny_llama
-from helpers.wrong_heads import edit_config, edit_tensors
+from helpers.wrong_heads import edit_config, edit_tensors, write
 
 from treespec import load_drafter
 from treespec.errors import CheckpointError
@@ -29,7 +29,7 @@ def target():
 def test_which_hidden_states_dflash_fuses(tmp_path, target):
     """z-lab counts layers' outputs from zero and spreads them by default; speculators names hidden states."""
     whole = dflash_files.shape(draft_vocab=64)
-    dflash_files.write(tmp_path, whole, dflash_files.random_tensors(whole), AUTHORS)
+    write(tmp_path, whole, AUTHORS)
     own = {"mask_token_id": 63}
     given = {
         (1, 2): {},
@@ -43,7 +43,7 @@ def test_which_hidden_states_dflash_fuses(tmp_path, target):
     edit_config(tmp_path, dflash_config=own, num_target_layers=None)
     with pytest.raises(CheckpointError, match="num_target_layers"):
         load_drafter(tmp_path, target)
-    dflash_files.write(tmp_path, DSPARK, dflash_files.random_tensors(DSPARK), SPECULATORS)
+    write(tmp_path, DSPARK)
     assert load_drafter(tmp_path, target).hidden_layers == (1, 2)
 
 
@@ -57,7 +57,7 @@ def test_what_a_block_sees_is_read(tmp_path, target):
         (SPECULATORS, ("non-causal",)): (Span(), Span(5)),
     }
     for (format_name, words), spans in expected.items():
-        dflash_files.write(tmp_path, made, dflash_files.random_tensors(made), format_name)
+        write(tmp_path, made, format_name)
         if "causal" in words:
             own = json.loads((tmp_path / "config.json").read_text())["dflash_config"]
             edit_config(tmp_path, dflash_config=own | {"causal": True})
@@ -68,16 +68,15 @@ def test_what_a_block_sees_is_read(tmp_path, target):
 
 def test_a_whole_vocabulary_shares_the_targets_own_weights(tmp_path, target):
     made = dflash_files.shape(draft_vocab=64)
-    head = load_head(dflash_files.write(tmp_path, made, dflash_files.random_tensors(made), AUTHORS), target)
+    head = load_head(write(tmp_path, made, AUTHORS), target)
     assert head.lm_head.weight.data_ptr() == target.lm_head.weight.data_ptr()
     assert head.embedding.data_ptr() == target.get_input_embeddings().weight.data_ptr()
 
 
 def test_a_confidence_head_in_the_file_is_ignored(tmp_path, target):
     made = dflash_files.dspark(extras=("head_norms", "confidence"))
-    tensors = dflash_files.random_tensors(made)
-    assert "confidence_head.proj.weight" in tensors
-    head = load_head(dflash_files.write(tmp_path, made, tensors, SPECULATORS), target)
+    assert "confidence_head.proj.weight" in dflash_files.random_tensors(made)
+    head = load_head(write(tmp_path, made), target)
     assert not any("confidence" in name for name in head.state_dict())
 
 
@@ -86,7 +85,7 @@ EAGLE3 = eagle3_files.shape(hidden=32)
 
 def test_hidden_states_of_another_size_are_refused(tmp_path):
     own = eagle3_files.shape(hidden=24, extras=("embedding",))
-    eagle3_files.write(tmp_path, own, eagle3_files.random_tensors(own), SAFEAILAB)
+    write(tmp_path, own, SAFEAILAB)
     with pytest.raises(CheckpointError, match=r"hidden states of size 32, LlamaForCausalLM has 48"):
         load_drafter(tmp_path, tiny_llama(hidden_size=48))
 
@@ -96,7 +95,7 @@ def test_which_hidden_states_eagle_3_fuses(tmp_path, target):
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}
     expected = {(2, 4, 5): {}, (1, 3, 6): ids, (2, 4, 7): {"eagle_config": ids}}
     for layers, keys in expected.items():
-        eagle3_files.write(tmp_path, EAGLE3 | {"flags": keys}, eagle3_files.random_tensors(EAGLE3), SAFEAILAB)
+        write(tmp_path, EAGLE3 | {"flags": keys}, SAFEAILAB)
         assert load_drafter(tmp_path, target).hidden_layers == layers
     assert load_drafter(tmp_path, target, hidden_layers=(0, 1, -1)).hidden_layers == (0, 1, -1)
 
@@ -112,8 +111,7 @@ def test_names_with_a_prefix_and_computed_tensors_are_read(tmp_path, target):
 
 
 def test_rows_of_the_targets_head_need_a_target_that_has_them(tmp_path):
-    tensors = eagle3_files.random_tensors(EAGLE3)
-    folder = eagle3_files.write(tmp_path, EAGLE3 | {"flags": {"lm_head_from_target": True}}, tensors, SPECULATORS)
+    folder = write(tmp_path, EAGLE3 | {"flags": {"lm_head_from_target": True}})
     edit_tensors(folder, lm_head__weight=None)
     with pytest.raises(CheckpointError, match=r"rows of the target's, \[64, 32\]; got None"):
         build_head(read_checkpoint(folder), torch.ones(64, 32))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.zoo import ARCHITECTURES, build
+from helpers.zoo import build
 from transformers import (
     AutoModel,
     BartConfig,
@@ -21,7 +21,6 @@ from treespec.errors import UnsupportedModelError
 from treespec.hf.models.capability import detect, keeps_states
 from treespec.protocols import Capability
 
-ZOO = {str(architecture): architecture for architecture in ARCHITECTURES}
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 BART = BartConfig(vocab_size=64, d_model=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=32, decoder_ffn_dim=32,
                   encoder_attention_heads=4, decoder_attention_heads=4, max_position_embeddings=64)  # fmt: skip
@@ -64,12 +63,12 @@ def test_a_decoder_made_of_an_encoder_is_served():
 
 @pytest.mark.parametrize("name", ["llama", "bloom", "mistral", "gemma3n_text"])
 def test_attention_keeps_no_states(name):
-    assert not keeps_states(build(ZOO[name]))
+    assert not keeps_states(build(name))
 
 
 @pytest.mark.parametrize(("name", "capability"), [("lfm2", Capability.CHAIN), ("jamba", Capability.PLAIN)])
 def test_states_are_found_and_named(name, capability):
-    model = build(ZOO[name])
+    model = build(name)
     assert keeps_states(model)
     assert detect(model).capability == capability
     assert "LinearAttentionLayer" in detect(model).reason
@@ -78,13 +77,13 @@ def test_states_are_found_and_named(name, capability):
 @pytest.mark.parametrize("name", ["mamba", "falcon_mamba", "mamba2", "falcon_h1"])
 def test_low_precision_hides_no_wrong_chains(name):
     """transformers' mamba continues a cache with several tokens wrongly; in bfloat16 by little more than rounding."""
-    expected = detect(build(ZOO[name])).capability
+    expected = detect(build(name)).capability
     assert expected == (Capability.PLAIN if name in ("mamba", "falcon_mamba") else Capability.CHAIN)
-    assert all(detect(build(ZOO[name]).to(dtype)).capability == expected for dtype in (torch.bfloat16, torch.float16))
+    assert all(detect(build(name).to(dtype)).capability == expected for dtype in (torch.bfloat16, torch.float16))
 
 
 def test_detection_leaves_no_trace_and_runs_once():
-    model = build(ZOO["qwen3_next"]).train()
+    model = build("qwen3_next").train()
     calls = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     state = torch.get_rng_state()

@@ -1,8 +1,10 @@
-"""A target whose passes run through torch.compile: the same tokens, few compilations, none as the text grows."""
+"""A target whose passes run through torch.compile: the same tokens, few compilations, none as the text grows; by
+`compile="auto"` where that was measured to be faster."""
 
 import copy
 import pickle
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +16,14 @@ import treespec
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.errors import ConfigError, TreespecWarning, UnsupportedModeError, UnsupportedModelError
 from treespec.hf.introspect import CACHE_NAME, cache_in
-from treespec.hf.models.compiled_target import CompiledTarget
+from treespec.hf.models import compiled_target
+from treespec.hf.models.compiled_target import CompiledTarget, compiled_scorer
+from treespec.hf.models.static_scorer import StaticScorer
+from treespec.policies import Control
+
+
+def tiny_mamba():
+    return MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4)).eval()
 
 
 @pytest.fixture
@@ -86,7 +95,55 @@ def test_what_cannot_be_compiled_is_refused():
     model(prompt(1, 5), **{CACHE_NAME: cache})
     with pytest.raises(UnsupportedModeError, match="static cache of its own"):
         treespec.generate(model, prompt(1, 6), speculation, **{CACHE_NAME: cache}, max_new_tokens=3)
-    mamba = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4)).eval()
     warnings.simplefilter("ignore", TreespecWarning)  # pytest restores filters after the test.
     with pytest.raises(UnsupportedModelError, match="compile= needs a static cache"):
-        treespec.generate(mamba, prompt(1, 6) % 32, speculation, max_new_tokens=3)
+        treespec.generate(tiny_mamba(), prompt(1, 6), speculation, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_auto_takes_what_was_measured_to_be_faster_and_keeps_it(is_faster, monkeypatch, tmp_path):
+    """Passes are compiled by a backend that does nothing; a clock makes them twice as fast, or half."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compiled_target, "compiled_scorer", partial(compiled_by, {"backend": "eager"}))
+    timed = []
+
+    def time_pass(scorer, count):
+        timed.append(count)
+        return 0.02 if isinstance(scorer, StaticScorer) == is_faster else 0.04
+
+    monkeypatch.setattr(compiled_target, "time_pass", time_pass)
+    model = tiny_llama()
+    ids, options = prompt(2), {"max_new_tokens": 10, "do_sample": False}
+    plain = model.generate(ids, **options)
+    for number in range(2):
+        speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=6, compile="auto")
+        for _ in range(2):
+            assert model.generate(ids, **options, custom_generate=speculation).equal(plain)
+            assert (speculation.options.compiled._scorer is not None) == is_faster
+        assert set(timed) == {8}, "the width of trees of 6"
+        assert len(timed) == (2 + 2 * compiled_target.NUM_ROUNDS), f"object {number} measures no more"
+    auto = TreeSpeculation(SuffixLookup(), tree=Control(4, pass_ms={1: 9.0, 4: 9.1}), compile="auto")
+    assert model.generate(ids, **options, custom_generate=auto).equal(plain)
+    assert set(timed) == {8, 1, 2, 4}, "all that a control may choose"
+    (kept,) = (tmp_path / "treespec" / "compiled").iterdir()
+    kept.write_text("{}")
+    with pytest.warns(TreespecWarning, match="ignored"):
+        assert model.generate(ids, **options, custom_generate=speculation).equal(plain)
+
+
+def compiled_by(options, model, num_slots, _, hidden_layers=()):
+    return compiled_scorer(model, num_slots, options, hidden_layers)
+
+
+def test_auto_goes_without_where_the_call_cannot_be_compiled(monkeypatch):
+    monkeypatch.setattr(compiled_target, "time_pass", lambda *_: pytest.fail("nothing to measure"))
+    model, cache = tiny_llama(num_layers=1), DynamicCache()
+    speculation = TreeSpeculation(TokenRecycling(), tree=4, compile="auto")
+    ids = prompt(1, 8)
+    model(ids[:, :5], **{CACHE_NAME: cache})
+    got = treespec.generate(model, ids, speculation, **{CACHE_NAME: cache}, max_new_tokens=3)
+    assert got.equal(model.generate(ids, max_new_tokens=3))
+    mamba = tiny_mamba()
+    warnings.simplefilter("ignore", TreespecWarning)  # pytest restores filters after the test.
+    got = treespec.generate(mamba, ids, speculation, max_new_tokens=3)
+    assert got.equal(mamba.generate(ids, max_new_tokens=3))

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 from helpers.tiny import tiny_llama
-from helpers.zoo import SIZES
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
+from helpers.zoo import Architecture, build
+from transformers import LlamaForCausalLM
 
 from treespec import TokenRecycling, TreeSpeculation
 from treespec.errors import TreespecWarning, UnsupportedModelError
@@ -39,11 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def tiny(model_type: str) -> Any:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **SIZES | OPTIONS[model_type])).eval()
-    with torch.no_grad():
-        spread = model(input_ids=PROMPTS, use_cache=False).logits.std()
-        model.get_output_embeddings().weight.mul_(1.5 / spread)
+    model = build(Architecture(model_type, OPTIONS[model_type], attentions=("eager",)))
     model.generation_config.eos_token_id = None
     return model
 

@@ -1,31 +1,25 @@
-"""Every architecture of the zoo: trees score as their paths do, caches stay right, greedy decoding equals `generate`.
-
-The oracle is plain transformers without a cache: one row per path, no mask, no positions. Paths of different lengths
-share a batch by padding on the right, which a causal model never looks at.
-"""
+"""Every architecture of the zoo: trees score as their paths, caches stay whole, greedy decoding equals `generate`."""
 
 from __future__ import annotations
 
-import random
 import warnings
 
 import pytest
 import torch
+from helpers.rounds import Game, tree_logits
 from helpers.zoo import ARCHITECTURES, MIN_LOGIT_STD, VOCAB_SIZE, WINDOW, Architecture, build, prompts
 from transformers import PreTrainedModel
 
 import treespec
 from treespec.errors import TreespecWarning
-from treespec.hf import make_scorer
-from treespec.hf.models import capability as capability_module
-from treespec.lab.selftest.planted import Planted
-from treespec.protocols import Capability, CausalScorer
+from treespec.hf import TreeScorer, make_scorer
+from treespec.lab.selftest.drafters import Planted
+from treespec.protocols import Capability
 from treespec.tree import TokenTree
 
 TOLERANCE = 1e-4
 PROMPT_LENGTH = 36
 PADDING = (0, 5, 12)
-NUM_ROUNDS = 7
 NUM_NEW = 16
 
 OTHER_ATTENTIONS = [
@@ -42,70 +36,27 @@ def built(request) -> tuple[Architecture, PreTrainedModel]:
     return request.param, build(request.param)
 
 
-def padded_prompts():
-    """Left-padded prompts of 24 and more tokens: ids int64 [B, P], mask bool [B, P]."""
-    ids = prompts(len(PADDING), PROMPT_LENGTH, seed=1)
-    mask = torch.arange(PROMPT_LENGTH) >= torch.tensor(PADDING).unsqueeze(1)
-    return ids.masked_fill(~mask, 0), mask
-
-
-def quiet_scorer(model) -> CausalScorer:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TreespecWarning)
-        return make_scorer(model)
-
-
-def random_tree(capability: Capability, choices: random.Random) -> TokenTree:
-    """A tree, chain or single node of random tokens and random shape, as the capability allows."""
-    size = 1 if capability == Capability.PLAIN else choices.randint(2, 9)
-    tokens = [choices.randrange(3, VOCAB_SIZE) for _ in range(size)]
-    parents = [-1] + [i - 1 if capability == Capability.CHAIN else choices.randrange(i) for i in range(1, size)]
-    return TokenTree(torch.tensor(tokens), torch.tensor(parents))
-
-
-def plain_logits(model, histories: list[list[int]], trees: list[TokenTree]) -> list[torch.Tensor]:
-    """Per tree the logits [N, V] of its nodes, each by an uncached pass along its path."""
-    paths = [(row, path) for row, tree in enumerate(trees) for path in tree.leaf_paths()]
-    texts = [torch.tensor(histories[row] + [trees[row].token(node) for node in path]) for row, path in paths]
-    with torch.no_grad():
-        batch = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=3)
-        logits = model(input_ids=batch, use_cache=False).logits
-    expected = [torch.empty(tree.num_nodes, logits.shape[-1]) for tree in trees]
-    for (row, path), found in zip(paths, logits, strict=True):
-        start = len(histories[row])
-        expected[row][list(path)] = found[start : start + len(path)]
-    return expected
-
-
-def test_tree_logits_equal_path_logits(built):
-    check_tree_logits(*built)
+def test_tree_logits_equal_path_logits_and_caches_stay_whole(built):
+    check_rounds(*built)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "attention"), OTHER_ATTENTIONS)
-def test_tree_logits_equal_path_logits_in_other_attentions(architecture: Architecture, attention: str):
-    check_tree_logits(architecture, build(architecture, attention))
+def test_rounds_in_other_attentions(architecture: Architecture, attention: str):
+    check_rounds(architecture, build(architecture, attention))
 
 
-def check_tree_logits(architecture: Architecture, model: PreTrainedModel) -> None:
-    """Rounds of tree, ragged commit, tree, in a left-padded batch."""
-    scorer = quiet_scorer(model)
+def check_rounds(architecture: Architecture, model: PreTrainedModel) -> None:
+    """Rounds of tree, ragged commit, tree, in a left-padded batch that loses a row."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TreespecWarning)
+        scorer = make_scorer(model)
     assert scorer.capability == architecture.capability
-    ids, mask = padded_prompts()
-    histories = [row[valid].tolist() for row, valid in zip(ids, mask, strict=True)]
-    scorer.prefill(ids, mask)
-    choices = random.Random(str(architecture))
-    for _ in range(NUM_ROUNDS):
-        trees = [random_tree(scorer.capability, choices) for _ in histories]
-        batch = treespec.TreeBatch.from_trees(trees)
-        logits = scorer.extend(batch.tokens, batch.parents).logits
-        paths = []
-        for row, expected in enumerate(plain_logits(model, histories, trees)):
-            assert (logits[row, : len(expected)] - expected).abs().max() <= TOLERANCE
-            path = choices.choice(trees[row].leaf_paths())
-            paths.append(path[: choices.randint(1, len(path))])
-            histories[row] += [trees[row].token(node) for node in paths[row]]
-        scorer.commit(paths)
+    game = Game(model, scorer, [PROMPT_LENGTH - padding for padding in PADDING])
+    game.play(5, max_nodes=9)
+    game.select_rows([2, 0])
+    assert game.play(2, num_passes=1) <= TOLERANCE
+    assert not isinstance(scorer, TreeScorer) or game.cache_error() <= TOLERANCE
 
 
 def test_wrong_structure_would_be_noticed(built):
@@ -115,16 +66,15 @@ def test_wrong_structure_would_be_noticed(built):
     with torch.no_grad():
         assert model(input_ids=ids, use_cache=False).logits.std() >= 1
     tree = TokenTree.from_paths([(0,), (1,), (0, 0), (1, 0)], [5, 9, 23, 40, 40])
-    chain = TokenTree.chain(tree.tokens)
-    as_tree = plain_logits(model, [ids[0].tolist()], [tree])[0]
-    as_chain = plain_logits(model, [ids[0].tolist()], [chain])[0]
+    as_tree, as_chain = tree_logits(model, ids.tolist() * 2, [tree, TokenTree.chain(tree.tokens)])
     assert (as_tree - as_chain).abs().amax(1)[2:].min() > 100 * TOLERANCE
 
 
 def test_greedy_decoding_equals_generate(built):
     """The true continuation is planted at random ranks, so that branches are accepted and not only first children."""
     architecture, model = built
-    ids, mask = padded_prompts()
+    mask = torch.arange(PROMPT_LENGTH) >= torch.tensor(PADDING).unsqueeze(1)
+    ids = prompts(len(PADDING), PROMPT_LENGTH, seed=1).masked_fill(~mask, 0)
     options = {"attention_mask": mask.long(), "max_new_tokens": NUM_NEW, "do_sample": False, "pad_token_id": 0}
     options["eos_token_id"] = VOCAB_SIZE + 1
     plain = model.generate(ids, **options)
@@ -141,8 +91,7 @@ def test_greedy_decoding_equals_generate(built):
 
 
 @pytest.mark.parametrize("architecture", NOT_TREES, ids=str)
-def test_fallback_is_said_once(architecture: Architecture, monkeypatch):
-    monkeypatch.setattr(capability_module, "_said", set())
+def test_fallback_is_said_once(architecture: Architecture):
     way = "by chains" if architecture.capability == Capability.CHAIN else "one token at a time"
     with pytest.warns(TreespecWarning, match=f"decodes {way} because it"):
         make_scorer(build(architecture))

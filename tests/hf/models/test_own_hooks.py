@@ -144,10 +144,10 @@ def test_hooks_for_all_modules_count_and_those_of_libraries_do_not():
     assert not model_facts(model).hooks
     model.enable_input_require_grads()
     nn.utils.parametrizations.weight_norm(model.model.layers[0].mlp.up_proj)
-    assert not own_hooks(model)
+    assert not own_hooks(dict(model.named_modules()))
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
-        assert list(own_hooks(model).values()) == ["<lambda> on all modules"]
+        assert list(own_hooks(dict(model.named_modules())).values()) == ["<lambda> on all modules"]
     finally:
         handle.remove()
 
@@ -170,7 +170,7 @@ def test_half_precision_decodes_plainly_unless_the_hook_says_that_it_serves_tree
     vars(declared)["serves_trees"] = True
     other = tiny_llama().bfloat16()
     other.model.layers[0].register_forward_hook(declared)
-    assert own_hooks(other) == {}
+    assert own_hooks(dict(other.named_modules())) == {}
     decoded(other, speculation)
     assert speculation.stats.num_draft_tokens > 0
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.zoo import SIZES
-from transformers import AutoConfig, AutoModelForCausalLM
+from helpers.tiny import identical
+from helpers.zoo import INDEXED, MLA, Architecture, build
 
-from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec import TokenRecycling, TreeSpeculation
 from treespec.errors import TreespecError, TreespecWarning, UnsupportedModeError, UnsupportedModelError
 from treespec.hf import make_scorer
 from treespec.hf.introspect import model_facts
@@ -19,61 +19,41 @@ from treespec.protocols import Capability
 
 PROMPTS = torch.arange(3, 75).reshape(3, 24)
 PADDED = (torch.arange(24) >= torch.tensor([[0], [3], [5]])).long()
-SMALL = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
-SMALL_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1}
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
 
 
 def tiny(model_type: str, index_topk: int = 8) -> Any:
-    torch.manual_seed(0)
-    index = {"index_topk": index_topk, "index_head_dim": 8, "index_n_heads": 4, "topk_group": 1}
-    sizes = SIZES | SMALL | SMALL_EXPERTS | index | {"head_dim": 8, "num_key_value_heads": SIZES["num_attention_heads"]}
-    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes)).eval()
-    with torch.no_grad():
-        spread = model(input_ids=PROMPTS[:1], use_cache=False).logits.std()
-        model.get_output_embeddings().weight.mul_(1.5 / spread)
-    return model
-
-
-def decoded(model: Any, num_rows: int, speculation: Any = None, ends: Any = None) -> torch.Tensor:
-    inputs = {"input_ids": PROMPTS[:num_rows], "attention_mask": PADDED[:num_rows], "eos_token_id": ends}
-    return model.generate(**inputs, **OPTIONS, custom_generate=speculation)
+    return build(Architecture(model_type, MLA | INDEXED | {"index_topk": index_topk, "first_k_dense_replace": 3}))
 
 
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
 @pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])
 @pytest.mark.parametrize(("num_rows", "ends"), [(1, None), (3, None), (3, list(range(3, 30)))], ids=str)
 def test_same_tokens_as_plain_generate(model_type, num_rows, ends):
-    model = tiny(model_type)
-    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
-    for _ in range(2):  # The second time the drafters know the text.
-        out = decoded(model, num_rows, speculation, ends)
-    assert torch.equal(out, decoded(model, num_rows, ends=ends))
-    assert speculation.stats.num_draft_tokens == 0
+    inputs = {"input_ids": PROMPTS[:num_rows], "attention_mask": PADDED[:num_rows]}
+    stats = identical(tiny(model_type), inputs, times=2, max_new_tokens=24, eos_token_id=ends)
+    assert stats.num_draft_tokens == 0
 
 
 def test_it_is_said_by_name_and_why(monkeypatch):
     monkeypatch.setattr(capability, "_said", set())
     with pytest.warns(TreespecWarning, match=r"deepseek_v32.*one token at a time.*highest index scores, 8 at most"):
-        decoded(tiny("deepseek_v32"), 1, TreeSpeculation(TokenRecycling(), tree=4))
+        tiny("deepseek_v32").generate(PROMPTS[:1], **OPTIONS, custom_generate=TreeSpeculation(TokenRecycling(), tree=4))
 
 
 @pytest.mark.filterwarnings("error:.*one token at a time")
 @pytest.mark.filterwarnings("ignore:.*by chains")
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_shorter_texts_than_the_index_keeps_decode_by_chains(num_rows):
+    inputs = {"input_ids": PROMPTS[:num_rows], "attention_mask": PADDED[:num_rows]}
     model = tiny("deepseek_v32", index_topk=64)
-    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
-    for _ in range(2):
-        out = decoded(model, num_rows, speculation)
-    assert torch.equal(out, decoded(model, num_rows))
-    assert speculation.stats.num_draft_tokens > 0
+    assert identical(model, inputs, times=2, max_new_tokens=24, eos_token_id=None).num_draft_tokens > 0
 
 
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
 def test_which_scorer_by_the_longest_text():
     model = tiny("deepseek_v32", index_topk=64)
-    assert num_indexed(model) == 64
+    assert num_indexed(model_facts(model)) == 64
     prompt = PromptInputs(PROMPTS[:1], {"attention_mask": PADDED[:1]})
     found = [make_scorer(model, prompt=prompt, longest_text=size).capability for size in (64, 65, None)]
     assert found == [Capability.CHAIN, Capability.PLAIN, Capability.PLAIN]

@@ -3,24 +3,18 @@
 import accelerate
 import pytest
 import torch
-from helpers.rounds import (
-    NAMES,
-    NUM_POSITIONS,
-    PROMPT_LENGTH,
-    RAGGED_LENGTHS,
-    VOCAB_SIZE,
-    WINDOW,
-    Game,
-    build,
-    uncached_logits,
-)
+from helpers.medusa_files import random_heads
+from helpers.rounds import NAMES, PLANTED, PROMPT_LENGTH, RAGGED_LENGTHS, Game, uncached_logits
+from helpers.zoo import SIZES, VOCAB_SIZE, WINDOW, build
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
+from treespec.engine.loop import Run, speculate
 from treespec.errors import ConfigError, ContextFullError, TreespecError, UnsupportedModelError
+from treespec.heads import Medusa
 from treespec.hf import TreeScorer, make_scorer
-from treespec.hf.attention import mask as mask_module
 from treespec.hf.cache import slot_cache
+from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.introspect import CACHE_NAME
 from treespec.protocols import Capability
 
@@ -32,20 +26,22 @@ def scorer_for(model, is_static=False, **options):
     return TreeScorer(model, max_cache_len=STATIC_LENGTH if is_static else None, **options)
 
 
-@pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("attention", "is_static"), [("eager", False), ("sdpa", True), ("eager", True)])
 @pytest.mark.parametrize("name", NAMES)
 def test_six_rounds_equal_uncached_passes(name, attention, is_static):
+    """What `make_scorer` makes by default is in its own tests, for every architecture."""
     model = build(name, attention)
-    game = Game(model, scorer_for(model, is_static), RAGGED_LENGTHS)
-    assert game.play(3) <= TOLERANCE
-    game.select_rows([2, 0])
-    assert game.play(3) <= TOLERANCE
-    assert Game(model, scorer_for(model, is_static), [PROMPT_LENGTH]).play(6) <= TOLERANCE
+    for lengths in (RAGGED_LENGTHS, [PROMPT_LENGTH]):
+        game = Game(model, scorer_for(model, is_static), lengths)
+        for number in range(6):
+            assert game.play(1) <= TOLERANCE
+            assert game.cache_error() <= TOLERANCE
+            if number == 2 and len(lengths) > 1:
+                game.select_rows([2, 0])
 
 
 @pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
-@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2"])
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "gpt2"])
 def test_chains_without_masks_equal_uncached_passes(name, is_static):
     """Through the model's own causal and sliding masks, which count slots, in batches with left padding."""
     model = build(name)
@@ -53,7 +49,7 @@ def test_chains_without_masks_equal_uncached_passes(name, is_static):
     assert Game(model, scorer, RAGGED_LENGTHS).play(6) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text"])
 def test_chain_beyond_the_window_gets_no_mask_and_is_right(name, monkeypatch):
     model = build(name)
     scorer = scorer_for(model)
@@ -69,20 +65,16 @@ def test_chain_beyond_the_window_gets_no_mask_and_is_right(name, monkeypatch):
     assert seen == [None, None, None]
 
 
+@pytest.mark.parametrize("lengths", [[0, 0], [0, 12]], ids=str)
 @pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
-def test_prompt_of_one_token_needs_no_prefill(is_static):
-    model = build("llama")
-    assert Game(model, scorer_for(model, is_static), [0, 0]).play(4) <= TOLERANCE
-
-
-def test_rows_of_one_token_with_longer_ones():
+def test_prompts_of_one_token(lengths, is_static):
     model = build("mistral")
-    assert Game(model, scorer_for(model), [0, 12]).play(4) <= TOLERANCE
+    assert Game(model, scorer_for(model, is_static), lengths).play(4) <= TOLERANCE
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_takes_block_masks():
-    model = build("gemma3", "flex_attention")
+    model = build("gemma3_text", "flex_attention")
     torch.compiler.set_stance("force_eager")
     try:
         assert Game(model, scorer_for(model), RAGGED_LENGTHS).play(3) <= TOLERANCE
@@ -219,19 +211,19 @@ class TestLimits:
     def test_learned_positions_end(self):
         model = build("gpt2")
         scorer = scorer_for(model)
-        assert scorer.max_positions == NUM_POSITIONS
-        ids = torch.ones(1, NUM_POSITIONS - 2, dtype=torch.int64)
+        assert scorer.max_positions == SIZES["max_position_embeddings"]
+        ids = torch.ones(1, SIZES["max_position_embeddings"] - 2, dtype=torch.int64)
         scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
-        with pytest.raises(ContextFullError, match="129"):
+        with pytest.raises(ContextFullError, match="257"):
             scorer.extend(torch.tensor([[1, 1, 1]]), torch.tensor([[-1, 0, 1]]))
         # Many nodes fit as long as none is too deep, and the refusal has changed nothing.
         logits = scorer.extend(torch.tensor([[1, 2, 3, 4]]), torch.tensor([[-1, 0, 0, 0]])).logits
-        expected = uncached_logits(model, [1] * (NUM_POSITIONS - 1) + [4])[-1]
+        expected = uncached_logits(model, [1] * (SIZES["max_position_embeddings"] - 1) + [4])[-1]
         torch.testing.assert_close(logits[0, 3], expected, atol=TOLERANCE, rtol=0)
         with pytest.raises(ContextFullError):
-            scorer.prefill(torch.ones(1, 129, dtype=torch.int64), torch.ones(1, 129, dtype=torch.bool))
+            scorer.prefill(torch.ones(1, 257, dtype=torch.int64), torch.ones(1, 257, dtype=torch.bool))
 
-    @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "deepseek_v3"])
+    @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3_text", "deepseek_v3"])
     def test_computed_positions_do_not(self, name):
         assert scorer_for(build(name)).max_positions is None
 
@@ -259,93 +251,58 @@ class TestLimits:
         assert min(moves) > 0
 
 
-class TestMisuse:
-    def test_before_prefill(self):
-        with pytest.raises(TreespecError, match="prefill"):
-            scorer_for(build("llama")).extend(torch.ones(1, 1, dtype=torch.int64), torch.tensor([[-1]]))
-
-    def test_wrong_rows(self):
-        scorer = scorer_for(build("llama"))
-        scorer.prefill(torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool))
-        with pytest.raises(TreespecError, match=r"\[2, F\]"):
-            scorer.extend(torch.ones(1, 1, dtype=torch.int64), torch.tensor([[-1]]))
-        with pytest.raises(TreespecError, match="one path for each of 2 rows"):
-            scorer.commit([[0]])
-
-    def test_unscored_nodes(self):
-        scorer = scorer_for(build("llama"))
-        scorer.prefill(torch.ones(1, 3, dtype=torch.int64), torch.ones(1, 3, dtype=torch.bool))
-        scorer.extend(torch.ones(1, 2, dtype=torch.int64), torch.tensor([[-1, 0]]))
-        with pytest.raises(TreespecError, match="outside the 2 scored ones"):
-            scorer.commit([[0, 2]])
-
-    def test_trees_for_chains_only(self):
-        scorer = scorer_for(build("llama"), capability=Capability.CHAIN)
-        scorer.prefill(torch.ones(1, 3, dtype=torch.int64), torch.ones(1, 3, dtype=torch.bool))
-        with pytest.raises(UnsupportedModelError, match="only score chains"):
-            scorer.extend(torch.ones(1, 3, dtype=torch.int64), torch.tensor([[-1, 0, 0]]))
-        plain = scorer_for(build("llama"), capability=Capability.PLAIN)
-        plain.prefill(torch.ones(1, 3, dtype=torch.int64), torch.ones(1, 3, dtype=torch.bool))
-        with pytest.raises(UnsupportedModelError, match="one token at a time"):
-            plain.extend(torch.ones(1, 2, dtype=torch.int64), torch.tensor([[-1, 0]]))
+def call(method, num_rows, parents, **options):
+    """Extend or commit after a prompt of three tokens in each row."""
+    scorer = scorer_for(build("llama"), **options)
+    if num_rows:
+        scorer.prefill(torch.ones(num_rows, 3, dtype=torch.int64), torch.ones(num_rows, 3, dtype=torch.bool))
+    if method == "commit":
+        scorer.extend(torch.ones(num_rows, 2, dtype=torch.int64), torch.tensor([[-1, 0]] * num_rows))
+        scorer.commit(parents)
+    else:
+        scorer.extend(torch.ones(1, len(parents[0]), dtype=torch.int64), torch.tensor(parents))
 
 
-class TestPlantedBugs:
-    """Each of them must make the rounds differ by far more than rounding."""
+CHAINS, SINGLES = {"capability": Capability.CHAIN}, {"capability": Capability.PLAIN}
 
-    def worst(self, name="llama"):
-        model = build(name)
-        return Game(model, scorer_for(model), RAGGED_LENGTHS).play(3)
 
-    def test_mask_without_ancestors(self, monkeypatch):
-        own = lambda parents: torch.eye(parents.shape[1], dtype=torch.bool).expand(parents.shape[0], -1, -1)  # noqa: E731
-        monkeypatch.setattr(mask_module, "ancestor_mask", own)
-        assert self.worst() > 0.1
+@pytest.mark.parametrize(
+    ("method", "num_rows", "parents", "options", "error", "message"),
+    [
+        ("extend", 0, [[-1]], {}, TreespecError, "prefill"),
+        ("extend", 2, [[-1]], {}, TreespecError, r"\[2, F\]"),
+        ("commit", 2, [[0]], {}, TreespecError, "one path for each of 2 rows"),
+        ("commit", 1, [[0, 2]], {}, TreespecError, "outside the 2 scored ones"),
+        ("extend", 1, [[-1, 0, 0]], CHAINS, UnsupportedModelError, "only score chains"),
+        ("extend", 1, [[-1, 0]], SINGLES, UnsupportedModelError, "one token at a time"),
+    ],
+)
+def test_misuse(method, num_rows, parents, options, error, message):
+    with pytest.raises(error, match=message):
+        call(method, num_rows, parents, **options)
 
-    def test_mask_with_siblings(self, monkeypatch):
-        causal = lambda parents: torch.ones(parents.shape[0], *[parents.shape[1]] * 2, dtype=torch.bool).tril()  # noqa: E731
-        monkeypatch.setattr(mask_module, "ancestor_mask", causal)
-        assert self.worst() > 0.1
 
-    def test_positions_by_slot(self, monkeypatch):
-        right = mask_module.pending_attention
+def test_a_scorer_without_the_states_that_a_drafter_reads_is_refused():
+    prompt = torch.tensor([[3, 5, 7]])
+    mask, stopping = torch.ones_like(prompt, dtype=torch.bool), TreeStopping([], 1, None)
+    with pytest.raises(ConfigError, match=r"make_scorer\(model, hidden_layers=\(-1,\)\)"):
+        speculate(Run(make_scorer(build("llama")), Medusa(random_heads()), prompt, mask, stopping))
 
-        def by_slot(slots, parents, num_new, layout, dtype):
-            attention = right(slots, parents, num_new, layout, dtype)
-            first = slots.lengths.unsqueeze(1) + parents.shape[1] - num_new
-            return mask_module.TreeAttention(attention.mask, first + torch.arange(num_new), attention.key_positions)
 
-        monkeypatch.setattr("treespec.hf.models.tree_scorer.pending_attention", by_slot)
-        assert self.worst() > 0.1
-
-    def test_window_forgotten(self, monkeypatch):
-        monkeypatch.setattr(mask_module, "_limit", lambda allowed, *_: allowed)
-        assert self.worst("mistral") > 0.1
-
-    def test_window_by_slot(self, monkeypatch):
-        def by_slot(slots, pending):
-            num_keys = slots.mask.shape[1] + pending.shape[1]
-            return torch.arange(num_keys).expand(len(pending), num_keys)
-
-        monkeypatch.setattr(mask_module, "_key_positions", by_slot)
-        assert self.worst("mistral") > 0.1
-
-    def test_compaction_forgotten(self, monkeypatch):
-        def cut_only(layers, num_slots, paths):
-            slot_cache._cut(layers, num_slots + max(len(path) for path in paths))
-
-        monkeypatch.setattr(slot_cache, "keep_paths", cut_only)
-        assert self.worst() > 0.1
-
-    def test_holes_forgotten(self, monkeypatch):
-        full = lambda paths, device: torch.ones(len(paths), max(map(len, paths)), dtype=torch.bool)  # noqa: E731
-        monkeypatch.setattr(slot_cache, "path_mask", full)
-        assert self.worst() > 0.1
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bugs_make_far_more_than_rounding(bug, monkeypatch):
+    name, plant = PLANTED[bug]
+    plant(monkeypatch)
+    model = build(name)
+    game = Game(model, scorer_for(model), RAGGED_LENGTHS)
+    assert game.play(3) > 0.1
+    if bug == "compaction forgotten":
+        assert game.cache_error() > 0.1
 
 
 def test_new_caches_keep_all_tokens_of_sliding_layers():
     for is_static in (False, True):
-        scorer = scorer_for(build("gemma3"), is_static)
+        scorer = scorer_for(build("gemma3_text"), is_static)
         ids = torch.ones(1, 3 * WINDOW, dtype=torch.int64)
         scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
         assert isinstance(scorer.cache, Cache)

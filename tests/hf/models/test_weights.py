@@ -3,13 +3,13 @@
 import pytest
 import torch
 from accelerate import init_empty_weights, load_checkpoint_and_dispatch
-from helpers import zoo
-from helpers.tiny import padded, prompt, tiny_llama
+from helpers.tiny import identical, padded, prompt, tiny_llama
+from helpers.zoo import build
 from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
 
 import treespec
-from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec import TokenRecycling, TreeSpeculation
 from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf.introspect import CACHE_NAME, cache_in, model_facts
 from treespec.hf.models import capability, pass_times
@@ -21,14 +21,6 @@ OPTIONS = {"max_new_tokens": 16, "do_sample": False}
 
 def dynamic_int8(seed=0):
     return torch.ao.quantization.quantize_dynamic(tiny_llama(seed=seed), {nn.Linear}, dtype=torch.qint8)
-
-
-def check(model, inputs):
-    """Greedy output by trees, in the plain output's length; returns what was counted."""
-    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
-    plain = model.generate(**inputs, **OPTIONS)
-    assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
-    return speculation.stats
 
 
 @pytest.fixture
@@ -52,11 +44,11 @@ class TestOneScaleForAPass:
     @pytest.mark.parametrize("seed", range(3))
     @pytest.mark.parametrize("paddings", [[0], [0, 3], [2, 1]], ids=str)
     def test_it_decodes_as_plain_generate_does(self, seed, paddings):
-        stats = check(dynamic_int8(seed), padded(prompt(len(paddings)), paddings))
+        stats = identical(dynamic_int8(seed), padded(prompt(len(paddings)), paddings))
         assert stats.num_target_passes == OPTIONS["max_new_tokens"]
 
     def test_a_prompt_of_one_token(self):
-        check(dynamic_int8(), padded(prompt(1, 1), [0]))
+        identical(dynamic_int8(), padded(prompt(1, 1), [0]))
 
     def test_a_conversation_and_scores(self):
         model, speculation = dynamic_int8(), TreeSpeculation(TokenRecycling())
@@ -74,7 +66,7 @@ class TestOneScaleForAPass:
 
     def test_models_that_keep_states_are_refused_by_name(self):
         """Their rows have passes of their own, so that not even single tokens would be plain decoding's."""
-        model = zoo.build(zoo.BY_NAME["lfm2"])
+        model = build("lfm2")
         model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
         with pytest.raises(UnsupportedModelError, match="keeps a state, and its logits depend on which tokens share"):
             treespec.generate(model, prompt(1), TreeSpeculation(TokenRecycling()), **OPTIONS)
@@ -89,7 +81,7 @@ class TestOneScaleForAPass:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_other_dtypes(dtype, inputs):
-    assert check(tiny_llama().to(dtype), inputs).num_draft_tokens > 0
+    assert identical(tiny_llama().to(dtype), inputs).num_draft_tokens > 0
 
 
 def test_tied_sharded_and_low_memory(tmp_path, inputs):
@@ -97,7 +89,7 @@ def test_tied_sharded_and_low_memory(tmp_path, inputs):
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     model = AutoModelForCausalLM.from_pretrained(tmp_path, low_cpu_mem_usage=True).eval()
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert check(model, inputs).num_draft_tokens > 0
+    assert identical(model, inputs).num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("last", ["cpu", "disk"])
@@ -119,16 +111,16 @@ def test_empty_weights_are_refused_and_served_when_loaded(last, tmp_path, inputs
         model, tmp_path, device_map=devices, offload_folder=tmp_path / "offloaded"
     ).eval()
     model.generation_config.pad_token_id = 0
-    assert check(model, inputs).num_draft_tokens > 0
+    assert identical(model, inputs).num_draft_tokens > 0
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_model_that_is_quantised_in_place_is_checked_again(inputs):
     model = tiny_llama()
-    assert check(model, inputs).num_draft_tokens > 0
+    assert identical(model, inputs).num_draft_tokens > 0
     key = pass_times.machine_key(model_facts(model))
     torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8, inplace=True)
-    assert check(model, inputs).num_draft_tokens == 0
+    assert identical(model, inputs).num_draft_tokens == 0
     assert pass_times.machine_key(model_facts(model)) != key
 
 
@@ -137,9 +129,9 @@ def test_a_model_that_is_quantised_in_place_is_checked_again(inputs):
 def test_torchao_quantised_in_place(name, inputs):
     quantization = pytest.importorskip("torchao.quantization")
     model = tiny_llama(hidden_size=64, intermediate_size=128)
-    check(model, inputs)
+    identical(model, inputs)
     quantization.quantize_(model, getattr(quantization, name)())
-    assert check(model, inputs).num_draft_tokens > 0
+    assert identical(model, inputs).num_draft_tokens > 0
     assert detect(model).neighbour_effect == 0
 
 
@@ -151,4 +143,4 @@ def test_bitsandbytes_int8_is_drafted_for_without_outliers_only(threshold, draft
     config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=threshold)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config, dtype=torch.float32).eval()
     model.generation_config.pad_token_id = 0
-    assert (check(model, inputs).num_draft_tokens > 0) == drafts
+    assert (identical(model, inputs).num_draft_tokens > 0) == drafts

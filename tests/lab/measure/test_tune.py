@@ -9,17 +9,18 @@ from treespec.errors import UnsupportedModelError
 from treespec.hf.loading.named import named_drafters
 from treespec.hf.models.pass_times import Profile
 from treespec.lab.measure import tune as module
-from treespec.lab.measure.candidates import Candidate, Limits, Way, pick
+from treespec.lab.measure.candidates import Candidate, Limits, pick
 from treespec.lab.measure.estimates import Estimate
 from treespec.lab.measure.paired import Bench
 from treespec.lab.measure.tune import drafter_sets, tune
+from treespec.lab.setting import Setting
 from treespec.policies.control.control import Forecast
 
 
 def candidate(tree, speeds, step_ms=20.0, is_right=True):
     mean = math.prod(speeds) ** (1 / len(speeds))
     logs = [math.log(speed) for speed in speeds]
-    return Candidate(Way(("suffix",), tree), Estimate(mean, mean, mean), logs, 1.0, 1.0, step_ms, is_right)
+    return Candidate(Setting(("suffix",), tree), Estimate(mean, mean, mean), logs, 1.0, 1.0, step_ms, is_right)
 
 
 def picked(*candidates, limits=Limits()):  # noqa: B008

@@ -9,7 +9,7 @@ from helpers.tiny import noisy_copy, tiny_llama
 
 from benchmarks.joint_distribution import planted_bugs as bugs
 from treespec import KAry, TreeSpeculation, check
-from treespec.engine.request import Streams
+from treespec.engine.streams import Streams
 from treespec.engine.target_probs import TargetProbs
 from treespec.hf import make_scorer
 from treespec.hf.attention import mask

@@ -4,16 +4,19 @@ versions."""
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
+from itertools import product
+from math import prod
 
 import numpy as np
 import pytest
 import torch
+from helpers.mutants import changed
 
 from treespec.errors import ConfigError
+from treespec.literature.textbook import chain
 from treespec.literature.textbook.chain import (
     explain_round,
     simulate_round,
@@ -22,9 +25,8 @@ from treespec.literature.textbook.chain import (
 )
 
 GRID = 12  # Distributions in quarters: every ratio and every residual has its steps at multiples of 1 / lcm(1..4).
-QUARTERS = [[2, 1, 1], [1, 3, 0], [0, 1, 3]]
-TARGET = [[1, 1, 2], [3, 0, 1], [1, 2, 1]]
-BONUS = [0, 3, 1]
+DRAFT = [[2, 1, 1], [1, 3, 0], [0, 1, 3]]
+TARGET = [[1, 1, 2], [3, 0, 1], [1, 2, 1], [0, 3, 1]]
 
 
 class ScriptedGenerator(np.random.Generator):
@@ -40,144 +42,85 @@ class ScriptedGenerator(np.random.Generator):
         return (self.rest.pop(0) + 0.5) / GRID
 
 
-def enumerate_outputs(decode: Callable[[ScriptedGenerator], list[int]]) -> dict[tuple[int, ...], Fraction]:
-    """The exact distribution of the output over all scripts of uniforms."""
-    probs: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
+def outputs(decode: Callable[[ScriptedGenerator], list[int]]) -> Iterator[tuple[tuple[int, ...], Fraction]]:
+    """Outputs with their weights, over all scripts of uniforms."""
     scripts: list[tuple[int, ...]] = [()]
     while scripts:
         script = scripts.pop()
         try:
-            probs[tuple(decode(ScriptedGenerator(script)))] += Fraction(1, GRID ** len(script))
+            yield tuple(decode(ScriptedGenerator(script))), Fraction(1, GRID ** len(script))
         except LookupError:
             scripts += [(*script, cell) for cell in range(GRID)]
-    return probs
 
 
-def probs_of_joint(decode, num_tokens: int, length: int) -> dict[tuple[int, ...], Fraction]:
-    """Distribution of the first `length` tokens over drafts, chance and the target's own continuation.
-
-    Distributions ignore the past.
-    """
-    joint: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
-    rows = [*TARGET[:num_tokens], BONUS]
-    for drafted in itertools.product(range(3), repeat=num_tokens):
-        weight = Fraction(1)
-        for row, token in zip(QUARTERS, drafted, strict=False):
-            weight *= Fraction(row[token], 4)
-        if weight == 0:
-            continue
-        for output, prob in enumerate_outputs(lambda generator, d=drafted: decode(d, generator)).items():
-            for tail in itertools.product(range(3), repeat=length - len(output)):
-                mass = weight * prob
-                for position, token in enumerate(tail, start=len(output)):
-                    mass *= Fraction(rows[position][token], 4)
-                joint[(*output, *tail)] += mass
-    return joint
+def prob_of(tokens: tuple[int, ...], first: int = 0) -> Fraction:
+    """What the target gives to `tokens[first:]`, each after the ones before it: its rows are rolled by their sum."""
+    quarters = (TARGET[i][(tokens[i] - sum(tokens[:i])) % 3] for i in range(first, len(tokens)))
+    return Fraction(prod(quarters), 4 ** (len(tokens) - first))
 
 
-def total_variation(joint, num_tokens: int, length: int) -> Fraction:
-    rows = [*TARGET[:num_tokens], BONUS]
-    assert sum(joint.values()) == 1
-    distance = Fraction(0)
-    for tokens in itertools.product(range(3), repeat=length):
-        truth = Fraction(1)
-        for row, token in zip(rows, tokens, strict=False):
-            truth *= Fraction(row[token], 4)
-        distance += abs(joint[tokens] - truth)
-    return distance / 2
+def total_variation(decode: Callable, num_tokens: int, length: int) -> Fraction:
+    """Total variation of the first `length` tokens over drafts, uniforms and the target's continuation; `decode` gets
+    the drafted tokens, the distributions along them and the uniforms."""
+    texts = list(product(range(3), repeat=length))
+    shift = {text: -prob_of(text) for text in texts}
+    draft = np.array(DRAFT[:num_tokens]) / 4
+    for drafted in product(range(3), repeat=num_tokens):
+        weight = prod(Fraction(row[token], 4) for row, token in zip(DRAFT, drafted, strict=False))
+        target = np.array([np.roll(TARGET[i], sum(drafted[:i])) for i in range(length)]) / 4
+        for output, prob in outputs(lambda g, d=drafted, t=target: decode(d, draft, t, g)) if weight else ():
+            for text in texts:
+                if text[: len(output)] == output:
+                    shift[text] += weight * prob * prob_of(text, len(output))
+    assert sum(shift.values()) == 0
+    return sum(map(abs, shift.values()), Fraction(0)) / 2
 
 
-def probs(num_tokens: int, with_bonus: bool) -> tuple[np.ndarray, np.ndarray]:
-    rows = TARGET[:num_tokens] + ([BONUS] if with_bonus else [])
-    return np.array(rows) / 4, np.array(QUARTERS[:num_tokens]) / 4
+def with_bonus(tokens, draft, target, generator, module=chain) -> list[int]:
+    return module.speculative_decoding_verify(tokens, draft, target, 3, generator=generator)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_speculative_decode_has_exactly_the_targets_distribution(num_tokens):
-    target, draft = probs(num_tokens, with_bonus=False)
-    joint = probs_of_joint(
-        lambda tokens, generator: speculative_decode(target, draft, tokens, generator=generator), num_tokens, num_tokens
-    )
-    assert total_variation(joint, num_tokens, num_tokens) == 0
+    def decode(tokens, draft, target, generator):
+        return speculative_decode(target, draft, tokens, generator=generator)
+
+    assert total_variation(decode, num_tokens, num_tokens) == 0
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2])
 def test_verify_with_bonus_has_exactly_the_targets_distribution(num_tokens):
-    target, draft = probs(num_tokens, with_bonus=True)
-    joint = probs_of_joint(
-        lambda tokens, generator: speculative_decoding_verify(tokens, draft, target, 3, generator=generator),
-        num_tokens,
-        num_tokens + 1,
-    )
-    assert total_variation(joint, num_tokens, num_tokens + 1) == 0
+    assert total_variation(with_bonus, num_tokens, num_tokens + 1) == 0
+    draft, target = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0], [0.5, 0.5]])
+    assert speculative_decoding_verify([0], draft, target, 2) == [1], "no bonus after a rejection"
 
 
-def biased_loop(tokens, draft, target, generator, *, bonus_by_length=False, resample_target=False) -> list[int]:
-    """The loop of widespread sources, with their biases as switches; without them it is correct."""
+RESIDUAL, BONUS = "weights = (target - draft).clip(0)", "if weights.sum() > 0 else target)], i"
+BIASES = {
+    "resampled from the target": (RESIDUAL, "weights = target"),
+    "a bonus wherever as many tokens were appended as drafted": (
+        BONUS,
+        "if weights.sum() > 0 else target), *[chance.pick(chain.target[-1])] * (i + 1 == len(chain.tokens))], i",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_the_biases_of_widespread_sources_are_caught(name):
+    module = changed(chain)(*BIASES[name])
+    assert total_variation(partial(with_bonus, module=module), 1, 2) > Fraction(1, 20)
+
+
+def plain_loop(tokens, draft, target, generator) -> list[int]:
     output: list[int] = []
-    is_rejected = False
-
-    def pick(weights):
-        return int(np.searchsorted(np.cumsum(weights / weights.sum()), generator.random(), side="right"))
-
-    for i, token in enumerate(tokens):
-        if generator.random() < min(1.0, target[i, token] / draft[i, token]):
+    for i, token in enumerate([*tokens, None]):
+        if token is not None and generator.random() < min(1.0, target[i, token] / draft[i, token]):
             output.append(token)
             continue
-        output.append(pick(target[i] if resample_target else np.maximum(target[i] - draft[i], 0)))
-        is_rejected = True
-        break
-    has_bonus = len(output) == len(tokens) if bonus_by_length else not is_rejected
-    if has_bonus and len(target) > len(tokens):
-        output.append(pick(target[len(tokens)]))
-    return output
-
-
-def last_probs_depends_on_the_past(tokens, generator, decode) -> list[int]:
-    """Runs `decode` with a bonus row conditioned on the last *draft* token, as a model's row is."""
-    target, draft = probs(1, with_bonus=True)
-    target[1] = np.roll(target[1], tokens[0])
-    return decode(tokens, draft, target, generator)
-
-
-def bonus_bias(decode) -> Fraction:
-    """Total variation over two tokens where the second one's distribution is BONUS rolled by the first token."""
-    distance: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
-    for first, second in itertools.product(range(3), repeat=2):
-        distance[first, second] -= Fraction(TARGET[0][first], 4) * Fraction(BONUS[(second - first) % 3], 4)
-    for drafted in range(3):
-        weight = Fraction(QUARTERS[0][drafted], 4)
-        outputs = enumerate_outputs(lambda g, d=drafted: last_probs_depends_on_the_past((d,), g, decode))
-        for output, prob in outputs.items():
-            if len(output) == 2:
-                distance[output] += weight * prob
-                continue
-            for second in range(3):
-                distance[output[0], second] += weight * prob * Fraction(BONUS[(second - output[0]) % 3], 4)
-    return sum((abs(value) for value in distance.values()), Fraction(0)) / 2
-
-
-def test_bonus_after_a_rejected_last_token_is_caught():
-    def ours(tokens, draft, target, generator):
-        return speculative_decoding_verify(tokens, draft, target, 3, generator=generator)
-
-    def mutant(tokens, draft, target, generator):
-        return biased_loop(tokens, draft, target, generator, bonus_by_length=True)
-
-    assert bonus_bias(ours) == 0
-    assert bonus_bias(biased_loop) == 0
-    assert bonus_bias(mutant) > Fraction(1, 20)
-
-
-def test_a_round_never_adds_a_bonus_after_a_rejection():
-    draft, target = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0], [0.5, 0.5]])
-    assert speculative_decoding_verify([0], draft, target, 2) == [1]
-
-
-def test_resampling_from_the_target_is_caught():
-    target, draft = probs(2, with_bonus=False)
-    biased = probs_of_joint(lambda t, g: biased_loop(t, draft, target, g, resample_target=True), 2, 2)
-    assert total_variation(biased, 2, 2) > Fraction(1, 20)
+        weights = target[i] if token is None else np.maximum(target[i] - draft[i], 0)
+        cdf = np.cumsum(weights / weights.sum())
+        return [*output, int(np.searchsorted(cdf, generator.random(), side="right"))]
+    raise AssertionError("the last one is not a draft token")
 
 
 def random_distributions(rng, rows: int, vocab: int) -> np.ndarray:
@@ -191,7 +134,7 @@ def test_numpy_agrees_with_an_independent_loop_on_the_same_stream(seed):
     num_tokens, vocab = int(rng.integers(1, 6)), int(rng.integers(1, 9))
     draft, target = random_distributions(rng, num_tokens, vocab), random_distributions(rng, num_tokens + 1, vocab)
     tokens = [int(rng.choice(vocab, p=row)) for row in draft]
-    expected = biased_loop(tokens, draft, target, np.random.default_rng(seed))
+    expected = plain_loop(tokens, draft, target, np.random.default_rng(seed))
     actual = speculative_decoding_verify(tokens, draft, target, vocab, generator=np.random.default_rng(seed))
     assert actual == expected
     short = speculative_decode(target[:-1], draft, np.array(tokens), generator=np.random.default_rng(seed))
@@ -219,14 +162,14 @@ def test_torch_follows_the_global_state_coin_first(dtype):
         assert speculative_decode(target, draft, tokens, generator=generator) == expected
 
 
-def test_lists_and_arrays_follow_numpys_global_state():
-    target, draft = probs(3, with_bonus=True)
-    outputs = []
-    for form in (np.asarray, np.ndarray.tolist):
+def test_arrays_follow_numpys_global_state():
+    target, draft = np.array(TARGET) / 4, np.array(DRAFT) / 4
+    found = []
+    for _ in range(2):
         np.random.seed(7)
-        outputs.append([speculative_decoding_verify([0, 1, 2], form(draft), form(target), 3) for _ in range(20)])
-    assert outputs[0] == outputs[1]
-    assert len({tuple(output) for output in outputs[0]}) > 1
+        found.append([speculative_decoding_verify([0, 1, 2], draft, target, 3) for _ in range(20)])
+    assert found[0] == found[1]
+    assert len(set(map(tuple, found[0]))) > 1
 
 
 ROWS_IN = {
@@ -242,13 +185,13 @@ ROWS_IN = {
 @pytest.mark.parametrize("draft_form", ROWS_IN)
 @pytest.mark.parametrize("target_form", ROWS_IN)
 def test_every_form_of_input_goes_with_every_other(target_form, draft_form):
-    target, draft = probs(3, with_bonus=True)
+    target, draft = np.array(TARGET) / 4, np.array(DRAFT) / 4
+    forms = (draft, target), (ROWS_IN[draft_form](draft), ROWS_IN[target_form](target))
     for seed in range(10):
-        outputs = [
-            speculative_decoding_verify([0, 1, 2], d, t, 3, generator=np.random.default_rng(seed))
-            for d, t in ((draft, target), (ROWS_IN[draft_form](draft), ROWS_IN[target_form](target)))
+        found = [
+            speculative_decoding_verify([0, 1, 2], d, t, 3, generator=np.random.default_rng(seed)) for d, t in forms
         ]
-        assert outputs[0] == outputs[1]
+        assert found[0] == found[1]
 
 
 def test_equal_distributions_keep_every_token_and_disjoint_ones_none():

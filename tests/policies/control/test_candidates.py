@@ -2,7 +2,7 @@
 
 import torch
 
-from treespec.drafters.host_trees import can_use_heap
+from treespec.drafters.base import can_use_heap
 from treespec.policies import BestFirst
 from treespec.policies.control import StoppedBestFirst
 from treespec.protocols import Proposal

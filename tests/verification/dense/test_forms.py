@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.accelerator.device import DeviceTensor, PretendAccelerator
+from helpers.small_trees import WRONG_VALUES, pair_tree
 from helpers.toys import as_batch, random_chain, random_drafted, verify_rows
 from transformers.generation.logits_process import (
     LogitsProcessor,
@@ -22,7 +23,7 @@ from treespec.errors import InvalidTreeError, LogitsError, VocabularyMismatchErr
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.protocols import History
 from treespec.sampling import find_tokens
-from treespec.tree import POINT_MASS, ROOT_PARENT, TokenTree, TreeBatch
+from treespec.tree import TokenTree, TreeBatch
 from treespec.verification import RULES, ArgmaxSource, TargetWalk, resolve, verify
 from treespec.verification.dense import forms
 from treespec.verification.dense.forms import has_dense_form, verify_dense, verify_scores
@@ -116,53 +117,45 @@ def test_a_device_verifies_as_the_cpu_does(name: str, way: str, monkeypatch) -> 
 
 
 def two_rows() -> tuple[TreeBatch, torch.Tensor]:
-    probs = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
-    pair = TokenTree(
-        torch.tensor([0, 1, 2]), torch.tensor([ROOT_PARENT, 0, 0]), probs, torch.tensor([POINT_MASS, 0, 0])
-    )
-    single = TokenTree(torch.tensor([0]), torch.tensor([ROOT_PARENT]))
     target_probs = torch.full((2, 3, 3), 1 / 3, dtype=torch.float64)
     target_probs[1, 1:] = torch.nan  # Padding is never read.
-    return TreeBatch.from_trees([pair, single]), target_probs
+    return TreeBatch.from_trees([pair_tree([0, 0]), TokenTree.chain([0])]), target_probs
 
 
 def spoilt(trees: TreeBatch, **changes: list) -> TreeBatch:
-    return dataclasses.replace(trees, **{name: torch.tensor(value) for name, value in changes.items()})
+    """The batch with another first row, or with other rows."""
+    arrays = {
+        name: value if isinstance(value[0], list) else [value, getattr(trees, name)[1].tolist()]
+        for name, value in changes.items()
+    }
+    return dataclasses.replace(trees, **{name: torch.tensor(value) for name, value in arrays.items()})
+
+
+UNIFORMS = torch.full((2, 3), 0.5)
 
 
 @pytest.mark.parametrize("name", TREE_RULES)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"parents": [[-1, 2, 0], [-1, -2, -2]]},
-        {"parents": [[-1, -1, 0], [-1, -2, -2]]},
-        {"parents": [[-1, 7, 0], [-1, -2, -2]]},
-        {"parents": [[0, 0, 0], [-1, -2, -2]]},
+        *(changes for changes, message in WRONG_VALUES if "nan" not in str(changes)),
         {"parents": [[-1, 0, 0], [-1, -2, 0]]},
-        {"parents": [[-1, 0, -3], [-1, -2, -2]]},
-        {"tokens": [[0, 1, 3], [0, 0, 0]]},
-        {"tokens": [[0, 1, -1], [0, 0, 0]]},
-        {"draft_index": [[-1, 0, 1], [-1, -1, -1]]},
-        {"draft_index": [[-1, 0, -2], [-1, -1, -1]]},
-        {"draft_probs": [[0.5, 0.3, 0.1]]},
-        {"draft_probs": [[0.5, 0.6, -0.1]]},
-        {"draft_probs": [[0.5, 0.0, 0.5]]},
-        {"is_without_replacement": [[False, True, True], [False, False, False]], "tokens": [[0, 1, 1], [0, 0, 0]]},
     ],
 )
 def test_invalid_trees_raise(name: str, changes: dict) -> None:
     trees, target_probs = two_rows()
-    target_probs, uniforms = target_probs.nan_to_num(1 / 3), torch.full((2, 3), 0.5)
-    assert len(verify_dense(RULES[name], trees, target_probs, uniforms, uniforms)) == 2
+    trees = dataclasses.replace(trees, is_without_replacement=torch.zeros(2, 3, dtype=torch.bool))
+    target_probs = target_probs.nan_to_num(1 / 3)
+    assert len(verify_dense(RULES[name], trees, target_probs, UNIFORMS, UNIFORMS)) == 2
     with pytest.raises(InvalidTreeError):
-        verify_dense(RULES[name], spoilt(trees, **changes), target_probs, uniforms, uniforms)
+        verify_dense(RULES[name], spoilt(trees, **changes), target_probs, UNIFORMS, UNIFORMS)
 
 
 def test_nan_of_the_draft_raises_from_the_copy() -> None:
     trees, target_probs = two_rows()
-    trees, uniforms = spoilt(trees, draft_probs=[[0.5, float("nan"), 0.5]]), torch.full((2, 3), 0.5)
+    trees = spoilt(trees, draft_probs=[[0.5, float("nan"), 0.5]])
     with pytest.raises(LogitsError, match="drafter's distributions hold NaN"):
-        verify_dense(RULES["traversal"], trees, target_probs, uniforms, uniforms)
+        verify_dense(RULES["traversal"], trees, target_probs, UNIFORMS, UNIFORMS)
 
 
 @pytest.mark.parametrize("name", TREE_RULES)
@@ -178,12 +171,11 @@ def test_nan_of_the_draft_raises_from_the_copy() -> None:
 )
 def test_invalid_distributions_raise(name: str, probs: list[float], is_none: bool) -> None:
     trees, target_probs = two_rows()
-    uniforms = torch.full((2, 3), 0.5)
     for row, node in ((0, 0), (1, 0)) if is_none else ((0, 0), (0, 2), (1, 0)):
         spoilt_probs = target_probs.clone()
         spoilt_probs[row, node] = torch.tensor(probs, dtype=torch.float64)
         with pytest.raises(LogitsError):
-            verify_dense(RULES[name], trees, spoilt_probs, uniforms, uniforms)
+            verify_dense(RULES[name], trees, spoilt_probs, UNIFORMS, UNIFORMS)
 
 
 @pytest.mark.parametrize("score", [torch.nan, torch.inf, -torch.inf])
@@ -207,4 +199,4 @@ def test_a_rule_without_a_dense_form_is_verified_tree_by_tree() -> None:
     with pytest.raises(LogitsError):
         verify(trees, target_probs * 2, Renamed())
     with pytest.raises(VocabularyMismatchError):
-        verify(spoilt(trees, tokens=[[0, 1, 3], [0, 0, 0]]), target_probs, Renamed())
+        verify(spoilt(trees, tokens=[0, 1, 3]), target_probs, Renamed())

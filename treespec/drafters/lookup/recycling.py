@@ -9,8 +9,7 @@ from torch import Tensor
 
 from treespec.checks import check_count
 from treespec.data.tensor_file import read_tensors, write_tensors
-from treespec.drafters.base import SessionSource
-from treespec.drafters.host_trees import can_use_heap, grow_on_host
+from treespec.drafters.base import SessionSource, can_use_heap, grow_on_host
 from treespec.drafters.lookup.recycling_table import PACKED, Table, check_table, pack_table, unpack_table
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep

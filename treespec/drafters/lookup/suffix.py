@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from treespec.checks import ShowsOptions, check_count, check_number
-from treespec.drafters.base import policy_of_call, single_nodes
-from treespec.drafters.host_trees import can_use_heap
+from treespec.checks import ShowsOptions, check_count, check_flag, check_number
+from treespec.drafters.base import can_use_heap, policy_of_call, single_nodes
 from treespec.drafters.lookup.suffix_store import SuffixStore
 from treespec.drafters.lookup.suffix_text import Occurrences, SuffixText, TrieNode, greatest_score
 from treespec.errors import ConfigError, VocabularyMismatchError
@@ -75,7 +74,7 @@ class SuffixLookup(ShowsOptions):
         self.store = store
         self._min_prob = check_number("min_prob", min_prob, lambda x: 0 <= x <= 1, "lie in [0, 1]")
         self._smoothing = check_number("smoothing", smoothing, lambda x: 0 <= x < math.inf, "be a number >= 0")
-        self._is_longest_only = is_longest_only
+        self._is_longest_only = check_flag("is_longest_only", is_longest_only)
 
     def start(self, session: Session) -> None:
         """Begin a call. Raises `VocabularyMismatchError`: the store holds ids beyond the vocabulary."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 SEPARATOR = -1
-"""Before every text and behind the last one: neither matches nor continuations cross it."""
+"""Before every text and after the last one: neither matches nor continuations cross it."""
 MAX_OCCURRENCES = 32
 """How many unsorted occurrences of an ending are used, the most recent ones, and how many sorted ones, evenly spaced in
 their order, in which similar contexts are neighbours. Bounds the time of a step."""
@@ -47,7 +47,7 @@ class SuffixText:
         self.append(tokens)
 
     def __getstate__(self) -> dict[str, np.ndarray]:
-        """Without memoryviews, which cannot be copied or pickled."""
+        """The state without memoryviews, which cannot be copied or pickled."""
         return {"tokens": self.tokens[1:], "order": np.asarray(self._order)}
 
     def __setstate__(self, state: dict[str, np.ndarray]) -> None:
@@ -68,7 +68,7 @@ class SuffixText:
         return len(self._order)
 
     def append(self, tokens: Sequence[int] | np.ndarray) -> None:
-        """Continue the last text; a full array is doubled. The element behind the end is always a separator."""
+        """Continue the last text; a full array is doubled. The element after the end is always a separator."""
         end = self._length + len(tokens)
         if end >= len(self._buffer):
             grown = np.full(2 * end, SEPARATOR, dtype=np.int32)
@@ -172,7 +172,7 @@ class TrieNode(NamedTuple):
 
 @cache
 def greatest_score(length: int, num_levels: int, smoothing: float) -> float:
-    """The greatest sum of path probabilities of a tree behind a match: that of a path whose shares are all 1."""
+    """The greatest sum of path probabilities of a tree after a match: that of a path whose shares are all 1."""
     path_prob = 1.0
     score = 0.0
     for match in range(length, length + num_levels):

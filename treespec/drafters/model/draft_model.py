@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from treespec.checks import check_count
-from treespec.drafters.base import SessionSource, depth_room, policy_of_call, single_nodes
+from treespec.drafters.base import SessionSource, depth_room, path_probs, policy_of_call, single_nodes
 from treespec.drafters.model.pending_nodes import PendingNodes
+from treespec.drafters.model.token_map import left_padded
 from treespec.drafters.model.vocabulary import SameVocabulary, Vocabulary
-from treespec.drafters.path_probs import path_probs
 from treespec.errors import ContextFullError, TreespecWarning
 from treespec.policies.wrapping import as_chain, is_chain
 from treespec.protocols import Capability, CausalScorer, Frontier, Proposal, Session, TreePolicy, VerifiedStep
@@ -120,21 +120,17 @@ class DraftModel(SessionSource):
     def _prefill(self) -> None:
         """Cache the committed tokens of all rows except the last ones, which are the roots."""
         history = self._text.history
-        rows = [history.tokens(b)[:-1] for b in range(history.num_rows)]
-        width = max(len(row) for row in rows)
-        ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
-        first = torch.tensor([width - len(row) for row in rows], device="cpu").unsqueeze(1)
-        self._num_cached = [len(row) for row in rows]
-        self._scorer.prefill(
-            ids.to(self._scorer.device), (torch.arange(width, device="cpu") >= first).to(self._scorer.device)
-        )
+        rows = [history.tokens(b)[:-1].tolist() for b in range(history.num_rows)]
+        self._num_cached = list(map(len, rows))
+        self._scorer.prefill(*left_padded(rows, self._scorer.device))
 
     def _catch_up(self) -> Tensor:
         """Logits after the roots, [B, 1, W], from one pass over the committed tokens that are not cached yet."""
         history = self._text.history
         if self._scorer.capability < Capability.TREE and len(set(self._num_missing())) > 1:
             self._prefill()
-        pending = PendingNodes([history.tokens(b)[self._num_cached[b] :] for b in range(history.num_rows)])
+        texts = [history.tokens(b)[self._num_cached[b] :].tolist() for b in range(history.num_rows)]
+        pending = PendingNodes(texts)
         self._pending = pending
         if pending.tokens.shape[1] > 0:
             logits = self._score_chains(pending.tokens, pending.parents)

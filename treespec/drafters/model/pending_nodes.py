@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.protocols import Frontier
-from treespec.tree import PADDING_PARENT
+from treespec.tree import PADDING_PARENT, pad_rows
 
 
 class PendingNodes:
@@ -18,15 +18,15 @@ class PendingNodes:
     expanded node e > 0 is pending node M - 1 + e.
     """
 
-    def __init__(self, chains: Sequence[Tensor]) -> None:
-        """chains: per row the committed tokens that are not cached yet, int64 [m] with m >= 0, the root last."""
+    def __init__(self, chains: Sequence[Sequence[int]]) -> None:
+        """chains: per row the m >= 0 committed tokens that are not cached yet, the root last."""
         lengths = [len(chain) for chain in chains]
         self._width = max(lengths)
         self.chain_lengths = lengths
         """m, per row."""
-        self.tokens = torch.stack([torch.nn.functional.pad(chain, (0, self._width - len(chain))) for chain in chains])
-        steps = [[i - 1 if i < m else PADDING_PARENT for i in range(self._width)] for m in lengths]
-        self.parents = torch.tensor(steps, dtype=torch.int64, device="cpu").view(len(chains), self._width)
+        self.tokens = torch.tensor(pad_rows(chains, 0), dtype=torch.int64, device="cpu")
+        parents = pad_rows([range(-1, m - 1) for m in lengths], PADDING_PARENT)
+        self.parents = torch.tensor(parents, dtype=torch.int64, device="cpu")
         self._roots = torch.tensor(lengths, device="cpu").unsqueeze(1) - 1
         self._logits: list[tuple[int, Tensor]] = []
         self._read_nodes: Callable[[], Tensor] | None = None

@@ -90,7 +90,7 @@ class SharedVocabulary(ShowsOptions):
         return cls(torch.arange(num_logits, device="cpu"))
 
     def read(self, session: Session, num_logits: int) -> DraftText:
-        """Raises `VocabularyMismatchError`: all shared tokens lie beyond one of the heads."""
+        """Raises `VocabularyMismatchError`: all shared tokens are beyond one of the heads."""
         num_missing = session.vocab_size - len(self.draft_ids)
         ids = torch.nn.functional.pad(self.draft_ids, (0, num_missing), value=NOT_SHARED)
         ids = torch.where(ids < num_logits, ids, NOT_SHARED)

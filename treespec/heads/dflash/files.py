@@ -26,10 +26,7 @@ from treespec.heads.files.config import (
     MAX_COUNT,
     SLIDING,
     ConfigReader,
-    layer_config,
     layer_kinds,
-    llama_keys,
-    merged,
     window_size,
 )
 from treespec.heads.files.export import common_keys
@@ -71,24 +68,17 @@ def dflash_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> DFlash
 
     Raises `CheckpointError`: a missing or wrong value, or a setting that is not known or not supported.
     """
-    KEYS.check(config)
-    llama = llama_keys(config)
-    config = merged(config, config.nested("dflash_config"))
-    layer = layer_config(llama, tensors)
+    llama, config, shape = KEYS.read(config, tensors)
     count = llama.integer("num_hidden_layers", most=len(tensors))
-    vocab_size = llama.integer("vocab_size")
     hidden_layers = _hidden_layers(config, count)
     rank = _markov_rank(config, tensors)
     cap = config.get("final_logit_softcapping", 0)
     return DFlashConfig(
-        layer=layer,
-        vocab_size=vocab_size,
-        draft_vocab_size=config.integer("draft_vocab_size", vocab_size),
-        target_hidden_size=config.integer("target_hidden_size", layer.hidden_size),
+        **shape,
         num_features=len(hidden_layers),
         hidden_layers=hidden_layers,
         block_size=config.integer("block_size", least=2, most=MAX_COUNT),
-        mask_token=config.integer("mask_token_id", least=0, most=vocab_size - 1),
+        mask_token=config.integer("mask_token_id", least=0, most=shape["vocab_size"] - 1),
         spans=_spans(config, llama, count),
         has_anchor_output=_has_anchor_output(config, rank),
         markov_rank=rank,

@@ -1,12 +1,12 @@
 """DFlash draft heads (z-lab 2026, arXiv 2602.06036), and DSpark: DFlash with a Markov bias.
 
 One pass guesses the tokens at all depths. Its input is a block: the embeddings of the last committed token (the anchor)
-and of mask tokens behind it. Queries are those of the block, keys and values those of [context; block]. The context are
+and of mask tokens after it. Queries are those of the block, keys and values those of [context; block]. The context are
 the target's fused hidden states before the anchor; they pass through no layer, so their keys and values are computed
 once per committed token.
 
-Position k > 0 of a DFlash block guesses the token k behind the anchor, position k of a DSpark block the token k + 1.
-Outputs here are by depth: those of depth d guess the token d + 1 behind the anchor.
+Position k > 0 of a DFlash block guesses the token k after the anchor, position k of a DSpark block the token k + 1.
+Outputs here are by depth: those of depth d guess the token d + 1 after the anchor.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from treespec.heads.modules.sparse import AnchoredAttention
 class Span:
     """What a layer's blocks see."""
 
-    window: int | None = None  # So many context positions before the anchor, None for all.
+    window: int | None = None  # This many context positions before the anchor, None for all.
     is_causal: bool = False  # A position sees no later one of its block.
 
 
@@ -111,7 +111,7 @@ class DFlashHead(DraftHead[DFlashConfig]):
             cache.extend(index, *layer.self_attn.project_keys(features, rotation))
 
     def block_tokens(self, anchors: Tensor) -> Tensor:
-        """Input tokens int64 [..., Q] of blocks behind anchor tokens int64 [...]."""
+        """Input tokens int64 [..., Q] of blocks after anchor tokens int64 [...]."""
         masks = anchors.new_full((*anchors.shape, self.config.block_size - 1), self.config.mask_token)
         return torch.cat([anchors.unsqueeze(-1), masks], -1)
 

@@ -1,20 +1,24 @@
-"""What drafters with a head on the target's hidden states have in common: its keys, and what it has yet to read."""
+"""What drafters with a head on the target's hidden states have in common: its keys, what it has yet to read, and what
+its logits propose."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from treespec.checks import check_count
-from treespec.drafters.base import SessionSource
-from treespec.errors import ConfigError, VocabularyMismatchError
-from treespec.heads.drafting.proposals import head_proposal, needs_full_probs
+from treespec.checks import AUTO, check_count
+from treespec.drafters.base import SessionSource, path_probs, policy_of_call
+from treespec.errors import ConfigError, LogitsError, VocabularyMismatchError
 from treespec.heads.drafting.unread_features import UnreadFeatures
 from treespec.heads.modules.base import DraftHead
 from treespec.heads.modules.kv_cache import DraftingCache
+from treespec.policies import BestFirst, Chain, Paths
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
-from treespec.tree import TreeBatch
+from treespec.sampling import NoProcessors
+from treespec.tree import SELECTED, TreeBatch
 
 Head = TypeVar("Head", bound=DraftHead[Any])
 
@@ -64,11 +68,9 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
         self._session = session
         self._keys = DraftingCache(head.config.layer, head.config.num_layers, session.history.num_rows, head.embedding)
         self._unread = UnreadFeatures(session, self.hidden_layers)
-        self._forget_tree()
 
     def update(self, step: VerifiedStep) -> None:
         """Keep the emitted tokens and the states before them for the next step."""
-        self._forget_tree()
         self._keys.drop_pending()
         self._unread.add(step)
 
@@ -76,21 +78,12 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
         self._keys.select_rows(rows)
         self._unread.select_rows(rows)
 
-    @property
-    def _num_candidates(self) -> int | None:
-        """The best candidates are enough where nothing is sampled."""
-        policy = self._policy
-        return None if needs_full_probs(self._session, policy) else policy.max_nodes - 1
-
     @abstractmethod
     def propose(self, max_depth: int) -> TreeBatch:
         """See `Drafter`."""
 
     def _propose(self, logits: Tensor, frontier: Frontier | None) -> Proposal:
-        return head_proposal(self._session, self.head.target_ids, self._num_candidates, logits, frontier)
-
-    def _forget_tree(self) -> None:
-        """Drop the state of the step's tree, where there is any that the next tree does not replace."""
+        return head_proposal(self._session, self.head.target_ids, logits, frontier)
 
 
 def _check_layers(hidden_layers: Sequence[int], num_features: int) -> tuple[int, ...]:
@@ -101,3 +94,46 @@ def _check_layers(hidden_layers: Sequence[int], num_features: int) -> tuple[int,
             f"hidden_layers must be ints, one for each of the {num_features} hidden states fused, got {hidden_layers!r}"
         )
     return layers
+
+
+def num_candidates(session: Session) -> int | None:
+    """How many of the best tokens after a node are enough; None where whole distributions are needed."""
+    policy = policy_of_call(session)
+    is_selecting = isinstance(policy, (BestFirst, Chain, Paths)) and policy.children in (AUTO, SELECTED)
+    needs_all = session.is_sampling or not session.processors.is_path_free or not is_selecting
+    return None if needs_all else max(policy.max_nodes - 1, 1)
+
+
+def head_proposal(
+    session: Session, target_ids: Int[Tensor, "W"], logits: Float[Tensor, "*nodes W"], frontier: Frontier | None
+) -> Proposal:
+    """What raw logits propose after nodes, under the caller's processors: see `num_candidates`, else distributions.
+
+    `frontier` may be None for processors that look at no path, see `path_probs`.
+
+    Raises `LogitsError`: the distributions hold NaN; not checked on an accelerator, where values are not read.
+    """
+    count = num_candidates(session)
+    if isinstance(session.processors, NoProcessors):
+        probs, ids = logits.softmax(-1, dtype=torch.float32), target_ids
+        if count is None:
+            return Proposal(_spread(probs, ids, session.vocab_size, 0.0).to(session.device))
+    else:
+        logits = _spread(logits, target_ids, session.vocab_size, -torch.inf)
+        probs, ids = path_probs(session, logits.to(session.device), frontier), None
+        if count is None:
+            return Proposal(probs)
+    top = probs.topk(min(count, probs.shape[-1]), dim=-1)
+    # NaN comes first in `topk`, and makes a distribution's every probability NaN.
+    if top.values.device.type == "cpu" and bool(top.values[..., 0].isnan().any()):
+        raise LogitsError("the draft head's distributions hold NaN: check the head's weights and its dtype")
+    tokens = top.indices if ids is None else ids[top.indices]
+    return Proposal(top.values.to(session.device), tokens.to(session.device))
+
+
+def _spread(values: Float[Tensor, "B F W"], ids: Int[Tensor, "W"], vocab_size: int, rest: float) -> Tensor:
+    """Values at the target's ids [B, F, V], `rest` at tokens that are not drafted."""
+    if len(ids) == vocab_size:
+        return values
+    full = values.new_full((*values.shape[:-1], vocab_size), rest)
+    return full.scatter_(-1, ids.expand_as(values), values)  # A CPU takes half of `index_copy_`'s time.

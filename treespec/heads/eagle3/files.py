@@ -16,17 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from treespec.heads.eagle3.module import Eagle3Config
-from treespec.heads.files.config import (
-    EAGLE3_LAYERS,
-    MAX_COUNT,
-    SLIDING,
-    ConfigReader,
-    layer_config,
-    layer_kinds,
-    llama_keys,
-    merged,
-    window_size,
-)
+from treespec.heads.files.config import EAGLE3_LAYERS, MAX_COUNT, SLIDING, ConfigReader, layer_kinds, window_size
 from treespec.heads.files.export import common_keys
 from treespec.heads.files.keys import INERT, LAYER_KEYS, KindKeys, words
 
@@ -63,24 +53,19 @@ def eagle3_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Eagle3
 
     Raises `CheckpointError`: a missing or wrong value, or a setting that is not known or not supported.
     """
-    KEYS.check(config)
-    llama = llama_keys(config)
-    own = merged(config, config.nested("eagle_config"))
+    llama, own, shape = KEYS.read(config, tensors)
     num_layers = llama.integer("num_hidden_layers", 1, most=len(tensors))
     kinds = set(layer_kinds(llama, num_layers))
     if len(kinds) > 1:
         raise llama.error("layer_types", "one type for all layers")
-    layer = replace(layer_config(llama, tensors), window=window_size(llama) if kinds == {SLIDING} else None)
-    vocab_size = llama.integer("vocab_size")
-    target_hidden_size = own.integer("target_hidden_size", layer.hidden_size)
+    shape["layer"] = replace(shape["layer"], window=window_size(llama) if kinds == {SLIDING} else None)
+    if own.get("draft_vocab_size") is None:
+        shape["draft_vocab_size"] = own.integer("truncated_vocab_size", shape["vocab_size"])
     outputs = own.layers(EAGLE3_LAYERS) or own.layers("target_layer_ids")
     hidden_layers = config.layers(EAGLE3_LAYERS) or tuple(i + 1 for i in outputs)
     return Eagle3Config(
-        layer=layer,
-        vocab_size=vocab_size,
-        draft_vocab_size=own.integer("draft_vocab_size", own.integer("truncated_vocab_size", vocab_size)),
-        target_hidden_size=target_hidden_size,
-        num_features=len(hidden_layers) or _num_features(own, tensors, target_hidden_size),
+        **shape,
+        num_features=len(hidden_layers) or _num_features(own, tensors, shape["target_hidden_size"]),
         hidden_layers=hidden_layers or None,
         num_layers=num_layers,
         has_norm_before_residual=own.flag("norm_before_residual", own.get("speculators_model_type") is not None),

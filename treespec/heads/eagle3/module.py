@@ -120,7 +120,7 @@ def unroll(head: Eagle3Head, tokens: Tensor, features: Tensor, num_steps: int) -
     """The inputs of `lm_head` along a training text, then along drafts on the head's own features.
 
     This is EAGLE-3's training-time test: step i pairs the token at t + i with the features that step i - 1 computed at
-    t, as at depth i of a draft that starts at t, with the target's features up to t and the head's own behind it.
+    t, as at depth i of a draft that starts at t, with the target's features up to t and the head's own after it.
 
     Args:
         tokens: int64 [B, T], each the token after its feature's.

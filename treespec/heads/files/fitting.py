@@ -9,7 +9,7 @@ from treespec.heads.modules.base import HeadConfig
 
 DATA = Path(treespec.data.__file__).parent
 HEAD_SUFFIX = "-head"
-"""The heads that come with treespec lie in folders named after their targets, with this suffix."""
+"""The heads that come with treespec are in folders named after their targets, with this suffix."""
 
 
 def shipped_head(name: str) -> Path:

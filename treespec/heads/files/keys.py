@@ -10,12 +10,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from treespec.errors import CheckpointError
-from treespec.heads.files.config import NESTED_LAYERS, ConfigReader, llama_keys, merged
+from treespec.heads.files.config import NESTED_LAYERS, ConfigReader, layer_config, llama_keys, merged
 from treespec.heads.modules.rotary import ROPE_TYPES, rope_settings
 
 
@@ -97,6 +97,14 @@ INERT: Mapping[str, tuple[Any, ...]] = {
 """Settings that are served at these values only."""
 
 
+class Sections(NamedTuple):
+    """A head's configuration: its layers' keys, its own ones, and the fields of `HeadConfig` that they give."""
+
+    llama: ConfigReader
+    own: ConfigReader
+    shape: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class KindKeys:
     """The keys of one kind of head besides those of its layers.
@@ -146,11 +154,27 @@ class KindKeys:
                 "them the head would draft worse than it was trained to: take out those without effect, ask for others"
             )
 
+    def read(self, config: ConfigReader, tensors: Mapping[str, Tensor]) -> Sections:
+        """The checked configuration by section, and what all kinds share. Raises `CheckpointError`: as `check` does."""
+        self.check(config)
+        llama, own = llama_keys(config), merged(config, *self._own_section(config))
+        layer, vocab_size = layer_config(llama, tensors), llama.integer("vocab_size")
+        shape = {
+            "layer": layer,
+            "vocab_size": vocab_size,
+            "draft_vocab_size": own.integer("draft_vocab_size", vocab_size),
+            "target_hidden_size": own.integer("target_hidden_size", layer.hidden_size),
+        }
+        return Sections(llama, own, shape)
+
     def folded(self, tensors: Mapping[str, Tensor], config: ConfigReader) -> dict[str, Tensor]:
         """The tensors with the factors in them, so that no pass needs to multiply; those without one are as given."""
-        own = merged(llama_keys(config), config, *([] if self.section is None else [config.nested(self.section)]))
+        own = merged(llama_keys(config), config, *self._own_section(config))
         given = [(pattern, own.factor(key)) for key, pattern in self.factors.items()]
         return {name: times(tensor, _product(name, given)) for name, tensor in tensors.items()}
+
+    def _own_section(self, config: ConfigReader) -> list[ConfigReader]:
+        return [] if self.section is None else [config.nested(self.section)]
 
 
 def unread_rope_keys(config: Mapping[str, Any]) -> list[str]:

@@ -30,7 +30,7 @@ KEYS = KindKeys(
     section=None,
     used=words("logit_scale medusa_num_heads medusa_num_layers num_heads num_hidden_layers"),
     inert={},
-    # Sizes are those of the tensors, trees are the policy's; a whole target's configuration may lie next to the heads.
+    # Sizes are those of the tensors, trees are the policy's; a whole target's configuration may be next to the heads.
     harmless=LAYER_KEYS - {"num_hidden_layers"}
     | words(
         "hidden_act max_paths max_seq_len medusa_choices medusa_fc_bias medusa_hidden_size medusa_vocab_size "

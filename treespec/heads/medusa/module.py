@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -66,20 +67,20 @@ class MedusaHeads:
         """H."""
         return self.heads[0].output.shape[1]
 
-    @property
-    def num_scored(self) -> int:
-        """W."""
-        return self.heads[0].output.shape[0]
+    @cached_property
+    def target_ids(self) -> Tensor:
+        """int64 [W], the token of every row of the heads' outputs."""
+        output = self.heads[0].output
+        return torch.arange(len(output), device=output.device) if self.token_map is None else self.token_map
 
-    def logits(self, head: int, features: Tensor, vocab_size: int) -> Tensor:
-        """float [B, V] of one head; -inf for tokens that it does not score."""
-        scores = self.heads[head].logits(features)
-        if self.token_map is None:
-            return scores
-        full = scores.new_full((len(scores), vocab_size), -torch.inf)
-        return full.index_copy(1, self.token_map, scores)
+    def logits(self, features: Tensor, num_heads: int) -> Tensor:
+        """float [B, num_heads, W] of the first heads."""
+        return torch.stack([head.logits(features) for head in self.heads[:num_heads]], 1)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> MedusaHeads:
-        """A copy on this device and of this dtype."""
+        """The heads on this device and of this dtype, themselves if they are."""
+        output = self.heads[0].output
+        if output.dtype == dtype and output.device == device:
+            return self
         token_map = None if self.token_map is None else self.token_map.to(device)
         return MedusaHeads(tuple(head.to(device, dtype) for head in self.heads), token_map)

@@ -17,7 +17,7 @@ FIRST_SLOTS = 256
 class DraftingCache:
     """A `KeyValueCache` whose rows fill their slots from the front, each at its own pace, without holes.
 
-    Pending nodes lie behind the longest row until `drop_pending`; keys never move. Before each pass, `begin_commit` or
+    Pending nodes are after the longest row until `drop_pending`; keys never move. Before each pass, `begin_commit` or
     `begin_pending` says where its keys go.
 
     Attributes:
@@ -98,7 +98,7 @@ class DraftingCache:
         self.lengths = [self.lengths[row] for row in rows]
 
     def add_rows(self, num_rows: int) -> None:
-        """Empty rows behind the others."""
+        """Empty rows after the others."""
         pad = (0, 0, 0, 0, 0, 0, 0, num_rows)
         padded = torch.nn.functional.pad
         self._buffers = [(padded(keys, pad), padded(values, pad)) for keys, values in self._buffers]

@@ -1,13 +1,13 @@
 """Attention of few queries without expanded keys and values: grouped query heads become rows of their key's head.
 
-With g query heads per key head, PyTorch's CPU attention wants keys and values copied g times; at a few nodes and a few
+With g query heads per key head, PyTorch's CPU attention needs keys and values copied g times; at a few nodes and a few
 hundred slots the copies cost more than the attention. Here queries [B, G * g, F, d] are read as [B, G, g * F, d] and
 attended in one call of the same kernel, with the mask repeated g times: the sums are the same. Models that
 `treespec.optimize` serves attend by its native function, which reads a mask in an order of its own.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,16 +51,17 @@ def plain_implementation(text: PreTrainedConfig) -> str:
 
 
 class FoldedAttention:
-    """Runs the passes of one model with folded attention; a model it does not serve runs as it is.
+    """Runs the passes of one model with folded attention; a model it does not serve runs unchanged.
 
     Served are models on the CPU that use transformers' attention interface with `sdpa`. Calls of their layers that need
     more than a mask (sinks, soft caps, position biases, heads of unequal sizes) go to `sdpa` itself, as do passes of
     other threads.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, modules: Mapping[str, nn.Module] | None = None) -> None:
         self._model, self._config = model, model.config.get_text_config()
-        is_on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+        found = model.modules() if modules is None else modules.values()
+        is_on_cpu = all(weight.device.type == "cpu" for one in found for weight in one.parameters(recurse=False))
         # Models without this mark choose their attention's code themselves, by the name that is to be replaced.
         has_interface = getattr(model, "_supports_attention_backend", False)
         self.is_supported = is_on_cpu and has_interface and plain_implementation(self._config) == "sdpa"

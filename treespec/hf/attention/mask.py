@@ -1,7 +1,7 @@
 """Tree attention masks: with them one forward pass scores every node of a token tree.
 
 A node attends the row's committed tokens, its ancestors and itself. Sliding windows and chunks count *positions*
-(committed tokens before the node, plus its depth), never slots: siblings lie side by side in the cache but have the
+(committed tokens before the node, plus its depth), never slots: siblings are side by side in the cache but have the
 same position.
 """
 
@@ -168,7 +168,7 @@ def pending_attention(
 ) -> TreeAttention:
     """The mask and positions of the last `num_new` of the N pending nodes, which follow the committed slots.
 
-    `parents` is on the host; `dtype` is that of additive masks. Chains behind full slots need no mask. What is small
+    `parents` is on the host; `dtype` is that of additive masks. Chains after full slots need no mask. What is small
     stays on the host, see `TreeAttention.upload`.
     """
     num_pending = parents.shape[1]
@@ -214,7 +214,7 @@ def _key_positions(slots: CachedSlots, pending_positions: Int[Tensor, "B N"]) ->
 
 
 def _padded(keys: Shaped[Tensor, "*rows _"], slots: CachedSlots) -> Shaped[Tensor, "*rows K"]:
-    """With zeros for the unused slots of a static cache."""
+    """The mask with zeros for the unused slots of a static cache."""
     missing = 0 if slots.num_slots is None else slots.num_slots - keys.shape[-1]
     return torch.nn.functional.pad(keys, (0, missing)) if missing else keys
 

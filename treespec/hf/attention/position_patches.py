@@ -1,6 +1,6 @@
 """Patches, for one pass, of models that take a token's slot in the cache for its position.
 
-In a tree siblings lie in neighbouring slots but have one position. Most models take positions and masks as arguments;
+In a tree siblings are in neighbouring slots but have one position. Most models take positions and masks as arguments;
 the few that count slots themselves are patched here: alibi (bloom, falcon, mpt), windows kept as a buffer (gpt_neo) and
 query temperatures (llama4). A model is unchanged outside the pass, and so are the passes of other threads.
 """
@@ -8,7 +8,7 @@ query temperatures (llama4). A model is unchanged outside the pass, and so are t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -28,14 +28,14 @@ _BIAS_NAMES = ("alibi", "position_bias")
 class PositionPatches:
     """The modules of a model that count slots; false when there are none."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        modules = list(text_modules(model).values())
-        self._blocks = _alibi_blocks(model)
-        local = [module for module in modules if getattr(module, "attention_type", None) == "local"]
+    def __init__(self, model: PreTrainedModel, modules: Mapping[str, nn.Module] | None = None) -> None:
+        found = list(text_modules(model, modules).values())
+        self._blocks = _alibi_blocks(model, found)
+        local = [module for module in found if getattr(module, "attention_type", None) == "local"]
         self._windows = [module for module in local if "bias" in dict(module.named_buffers(recurse=False))]
         self._tempered = [
             module
-            for module in modules
+            for module in found
             if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True)
         ]
         self._window_size = getattr(model.config.get_text_config(), "window_size", 0)
@@ -106,11 +106,11 @@ def _temper(module: Any, positions: Int[Tensor, "B F"], stack: ExitStack) -> Non
     stack.enter_context(replaced(module.q_proj, "forward", correct))
 
 
-def _alibi_blocks(model: PreTrainedModel) -> list[nn.Module]:
+def _alibi_blocks(model: PreTrainedModel, modules: Iterable[nn.Module]) -> list[nn.Module]:
     """The transformer blocks of a model that passes them an alibi bias; none for any other model."""
     if not getattr(model.config.get_text_config(), "alibi", True):
         return []
-    stacks = [module for module in text_modules(model).values() if isinstance(module, nn.ModuleList)]
+    stacks = [module for module in modules if isinstance(module, nn.ModuleList)]
     blocks = [block for stack in stacks for block in stack]
     # By class, for a signature takes longer to read than a layer to list.
     names = {kind: _bias_name(inspect.signature(kind.forward).parameters) for kind in {type(block) for block in blocks}}

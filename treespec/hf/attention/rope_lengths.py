@@ -6,7 +6,7 @@ nodes would change those of all others. Here every node is turned as in the plai
 decoding moves all rows of a batch together: the longest one decides.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from typing import Any
@@ -27,8 +27,8 @@ class RopeByLength:
         threshold: the longest text, in tokens, that has the same frequencies as all shorter ones; None: all have.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        lengths = {module: threshold_of(module) for module in text_modules(model).values()}
+    def __init__(self, model: PreTrainedModel, modules: Mapping[str, nn.Module] | None = None) -> None:
+        lengths = {module: threshold_of(module) for module in text_modules(model, modules).values()}
         readers = [module for module, length in lengths.items() if length is not None]
         # Copies, as such a module changes from pass to pass: other threads' passes use the model's own.
         self._modules = [(module, deepcopy(module, {id(module.config): module.config})) for module in readers]
@@ -40,7 +40,7 @@ class RopeByLength:
         return bool(self._modules)
 
     def is_exceeded_by(self, longest: int | None) -> bool:
-        """Whether texts of so many tokens, None: of any number, have other frequencies than short ones."""
+        """Whether texts of this many tokens, None: of any number, have other frequencies than short ones."""
         return self.threshold is not None and (longest is None or longest > self.threshold)
 
     def start(self, last_positions: Int[Tensor, "*rows B 1"]) -> None:
@@ -69,13 +69,12 @@ class RopeByLength:
             yield
 
 
-def rereading_length(model: PreTrainedModel) -> int | None:
+def rereading_length(model: PreTrainedModel, rope: RopeByLength) -> int | None:
     """The longest text before `generate` reads all of it again by other frequencies (Phi-3); None: it never does."""
     kind: Any = type(model)
     shared: Any = GenerationMixin
     has_own_passes = kind.prepare_inputs_for_generation is not shared.prepare_inputs_for_generation
-    length = getattr(model.config, "original_max_position_embeddings", None)
-    return length if has_own_passes and length is not None and RopeByLength(model) else None
+    return getattr(model.config, "original_max_position_embeddings", None) if rope and has_own_passes else None
 
 
 def threshold_of(module: Any) -> int | None:

@@ -17,7 +17,7 @@ class ServingAttention(Protocol):
         ...
 
     def as_panels(self, mask: Float[Tensor, "B 1 F S"], num_groups: int) -> Float[Tensor, "B _ S _"]:
-        """An additive mask as it reads it, for so many query heads per key head."""
+        """An additive mask as it reads it, for this many query heads per key head."""
         ...
 
     def run(
@@ -41,7 +41,7 @@ def serve_attention(model: nn.Module, attention: ServingAttention) -> None:
 
 
 def leave_attention(model: nn.Module) -> None:
-    """Undo `serve_attention`; a model that is not served stays as it is."""
+    """Undo `serve_attention`; a model that is not served is left unchanged."""
     _served.pop(model, None)
 
 

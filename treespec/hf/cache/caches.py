@@ -37,7 +37,7 @@ class FilledLayer(Protocol):
 def new_cache(num_layers: int, max_cache_len: int | None = None) -> Cache:
     """An empty cache from which rejected nodes can be removed, for any attention model of `num_layers` layers.
 
-    With `max_cache_len` a static one of so many slots (fixed memory, as torch.compile wants it), else a growing one.
+    With `max_cache_len` a static one of this many slots (fixed memory, as torch.compile needs it), else a growing one.
     """
     if max_cache_len is None:
         cache = DynamicCache()
@@ -107,7 +107,7 @@ def twin_cache(cache: Cache) -> Cache:
 def snapshot(cache: Cache) -> CacheState:
     """What every layer of a cache holds, for `restore`.
 
-    Keys and values are not copied, because passes replace these tensors or write behind them; only a `SlotCache` moves
+    Keys and values are not copied, because passes replace these tensors or write after them; only a `SlotCache` moves
     slots in place, and must not do so before `restore`. States are updated in place, so they are copied.
     """
     return [{name: _saved(name, value) for name, value in vars(layer).items()} for layer in cache.layers]

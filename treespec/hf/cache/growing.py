@@ -1,7 +1,7 @@
-"""`GrowingLayer`: a growing cache layer that writes new tokens behind the old ones instead of copying all of them.
+"""`GrowingLayer`: a growing cache layer that writes new tokens after the old ones instead of copying all of them.
 
 transformers' `DynamicLayer` concatenates: every pass copies the whole cache. Here keys and values are the first slots
-of larger tensors, the layer's room, so that a pass copies its own nodes only.
+of larger tensors, the layer's buffer, so that a pass copies its own nodes only.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 LEAST_SPARE = 32
-"""A full room grows by a quarter, at least by this many slots: on average a slot is copied five times at most."""
+"""A full buffer grows by a quarter, at least by this many slots: on average a slot is copied five times at most."""
 
 
 class Rooms(NamedTuple):
-    """A layer's rooms for keys and values [B, G, num_room, d]."""
+    """A layer's buffers for keys and values [B, G, num_room, d]."""
 
     keys: Float[Tensor, "B G num_room d"]
     values: Float[Tensor, "B G num_room _"]
     shared: object = None
-    """The `SharedRooms` that these rooms, and those of a cache's other layers, are slices of; None: its own."""
+    """The `SharedRooms` that these buffers, and those of a cache's other layers, are slices of; None: its own."""
 
     def hold(self, keys: Float[Tensor, "..."], values: Float[Tensor, "..."]) -> bool:
-        """Whether keys and values are the first slots of these rooms."""
+        """Whether keys and values are the first slots of these buffers."""
         return _is_start(keys, self.keys) and _is_start(values, self.values)
 
     def fit(self, keys: Float[Tensor, "B G F d"], values: Float[Tensor, "B G F _"], num_slots: int) -> bool:
-        """Whether there is room for so many slots, and these states may be written to them."""
+        """Whether there is room for this many slots, and these states may be written to them."""
         is_large = num_slots <= self.keys.shape[2] and _are_alike(keys, self.keys) and _are_alike(values, self.values)
         return is_large and is_writable(self.keys) and is_writable(self.values)
 
 
 class GrowingLayer(DynamicLayer):
-    """A `DynamicLayer` whose `keys` and `values` [B, G, S, d] are views of the first S slots of a room.
+    """A `DynamicLayer` whose `keys` and `values` [B, G, S, d] are views of the first S slots of a buffer.
 
-    Code that replaces `keys` or `values` (to select rows, to cut, to move to another device) need not know of the room:
+    Code that replaces `keys` or `values` (to select rows, to cut, to move to another device) need not know the buffer:
     it is used as long as they are still its first slots; otherwise the next update copies them into a new one.
     """
 
@@ -71,7 +71,7 @@ class GrowingLayer(DynamicLayer):
 
     @property
     def lies_in_rooms(self) -> bool:
-        """Whether keys and values are the first slots of the layer's rooms."""
+        """Whether keys and values are the first slots of the layer's buffers."""
         keys, values = cast(Tensor, self.keys), cast(Tensor, self.values)
         if self.rooms is None:
             return False
@@ -79,18 +79,18 @@ class GrowingLayer(DynamicLayer):
         return (keys is self._known[0] and values is self._known[1]) or self.rooms.hold(keys, values)
 
     def has_room(self, num_slots: int) -> bool:
-        """Whether what is held can grow to so many slots without a copy."""
+        """Whether what is held can grow to this many slots without a copy."""
         return self.rooms is not None and num_slots <= self.rooms.keys.shape[2] and self.lies_in_rooms
 
     def lie_in(self, rooms: Rooms, num_slots: int) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G S _"]]:
-        """Hold the first slots of these rooms; returns keys and values."""
+        """Hold the first slots of these buffers; returns keys and values."""
         self.rooms = rooms
         self._known = rooms.keys.narrow(-2, 0, num_slots), rooms.values.narrow(-2, 0, num_slots)
         self.keys, self.values = self._known
         return self._known
 
     def _new_rooms(self, keys: Float[Tensor, "B G F d"], values: Float[Tensor, "B G F _"], num_held: int) -> Rooms:
-        """Rooms for what is held, which is copied there, and for states like these behind it."""
+        """Buffers for what is held, which is copied there, and for states like these after it."""
         num_slots = room_for(num_held + keys.shape[-2])
         rooms = Rooms(*(like.new_empty(*like.shape[:2], num_slots, like.shape[-1]) for like in (keys, values)))
         if num_held:
@@ -103,7 +103,7 @@ class GrowingLayer(DynamicLayer):
         self.rooms, self._known = None, (None, None)
 
     def __copy__(self) -> GrowingLayer:
-        """A layer that holds the same tokens and makes a room of its own when it grows."""
+        """A layer that holds the same tokens and allocates its own buffer when it grows."""
         twin = GrowingLayer()
         vars(twin).update(_without_rooms(self))
         return twin
@@ -134,12 +134,12 @@ def _without_rooms(layer: object) -> dict[str, Any]:
 
 
 def room_for(num_slots: int) -> int:
-    """The slots of a new room."""
+    """The slots of a new buffer."""
     return num_slots + max(num_slots // 4, LEAST_SPARE)
 
 
 def _is_start(held: Float[Tensor, "..."], room: Float[Tensor, "B G num_room d"]) -> bool:
-    """Whether states are the first slots of a room, of all its rows and heads."""
+    """Whether states are the first slots of a buffer, of all its rows and heads."""
     is_alike = _are_alike(held, room) and held.dtype == room.dtype
     return is_alike and held.data_ptr() == room.data_ptr() and held.stride() == room.stride()
 

@@ -1,4 +1,4 @@
-"""Rooms of all growing layers in a few tensors, so that accepted nodes move in every layer by two kernels.
+"""Buffers of all growing layers in a few tensors, so that accepted nodes move in every layer by two kernels.
 
 Two kernels each for the keys and the values of 30 layers are 120 launches per step: on an accelerator as much time as
 a small model's pass, on a CPU a millisecond.
@@ -24,13 +24,13 @@ Part = Sequence[tuple[int, str]]
 
 @dataclass(frozen=True, eq=False)
 class SharedRooms:
-    """Tensors of which the rooms of all layers are slices."""
+    """Tensors of which the buffers of all layers are slices."""
 
     tensors: Sequence[Float[Tensor, "N B G num_room d"]]
     parts: Sequence[Part]
 
     def hold(self, layers: Sequence[GrowingLayer]) -> bool:
-        """Whether what these layers hold, and nothing else, is in these rooms and may be written to."""
+        """Whether what these layers hold, and nothing else, is in these buffers and may be written to."""
         is_whole = sum(map(len, self.parts)) == 2 * len(layers) and all(map(is_writable, self.tensors))
         return is_whole and all(
             layer.rooms is not None and layer.rooms.shared is self and layer.lies_in_rooms for layer in layers
@@ -58,7 +58,7 @@ def stacked_states(layers: Sequence[FilledLayer]) -> list[Float[Tensor, "N B G n
 
 
 def make_room(layers: Sequence[FilledLayer], num_slots: int) -> None:
-    """Let growing layers have room for so many slots: where the first has not, what all hold is copied once."""
+    """Let growing layers have room for this many slots: where the first has not, what all hold is copied once."""
     growing, _ = _by_kind(layers)
     if growing and not growing[0].has_room(num_slots):
         _laid_together(growing, num_slots)
@@ -77,7 +77,7 @@ def select_rows(layers: Sequence[FilledLayer], rows: Mapping[torch.device, Int[T
 
 
 def _by_kind(layers: Sequence[FilledLayer]) -> tuple[list[GrowingLayer], list[FilledLayer]]:
-    """Growing layers, whose rooms can be shared, and others; gradients want tensors that nothing is written to."""
+    """Growing layers, whose buffers can be shared, and others; gradients need tensors that nothing is written to."""
     growing: list[GrowingLayer] = [
         layer for layer in layers if isinstance(layer, GrowingLayer) and not _needs_gradient(cast(Any, layer))
     ]
@@ -86,7 +86,7 @@ def _by_kind(layers: Sequence[FilledLayer]) -> tuple[list[GrowingLayer], list[Fi
 
 
 def _laid_together(layers: Sequence[GrowingLayer], least_slots: int = 0) -> SharedRooms:
-    """The rooms that these layers share, of so many slots at least; new ones where some layer lies elsewhere."""
+    """The buffers that these layers share, of at least this many slots; new ones where some layer is elsewhere."""
     shared = layers[0].rooms.shared if layers[0].rooms else None
     if isinstance(shared, SharedRooms) and shared.hold(layers) and layers[0].has_room(least_slots):
         return shared

@@ -4,15 +4,16 @@ import io
 import pickle
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import torch
-from transformers import PreTrainedModel
 
 from treespec.hf.generation.call import Options
-from treespec.hf.introspect import active_adapters
 from treespec.hf.models.base import ModelScorer
-from treespec.protocols import Session
+from treespec.protocols import Drafter, Session, TreePolicy
+
+Given = TypeVar("Given", bound=Options)
+Parts = tuple[Drafter, TreePolicy]
 
 
 class LearnedByAdapters:
@@ -23,26 +24,25 @@ class LearnedByAdapters:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[Any, Any]] = {}
+        self._first: dict[tuple[int, int], tuple[Hashable, Parts]] = {}
+        self._copies: dict[tuple[int, int, Hashable], Parts] = {}
 
-    def options_for(self, model: PreTrainedModel, options: Options) -> Options:
-        """The options with what has learned with the model's active adapters."""
+    def of(self, options: Given, adapters: Hashable) -> Given:
+        """The options, a call's too, with what has learned with these adapters, see `active_adapters`."""
         own = (options.drafter, options.policy)
         key = (id(options.drafter), id(options.policy))
-        adapters = active_adapters(model)
-        first = self._known.setdefault(key, (adapters, own))[0]
-        if adapters == first:
+        if adapters == self._first.setdefault(key, (adapters, own))[0]:  # With the parts: their ids stay theirs.
             return options
-        if (*key, adapters) not in self._known:
-            self._known[*key, adapters] = _copy(own)
-        drafter, policy = self._known[*key, adapters]
+        if (*key, adapters) not in self._copies:
+            self._copies[*key, adapters] = _copy(own)
+        drafter, policy = self._copies[*key, adapters]
         return replace(options, drafter=drafter, policy=policy)
 
 
-def _copy(parts: tuple[Any, Any]) -> tuple[Any, Any]:
+def _copy(parts: Parts) -> Parts:
     """A copy that shares models and what belongs to one call; the same objects where there is no way to copy them."""
     stream = io.BytesIO()
-    shared = []
+    shared: list[object] = []
     try:
         _Pickler(stream, shared).dump(parts)
     except (pickle.PicklingError, TypeError, AttributeError):
@@ -52,11 +52,11 @@ def _copy(parts: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, shared: list[Any]) -> None:
+    def __init__(self, stream: io.BytesIO, shared: list[object]) -> None:
         super().__init__(stream)
         self._shared = shared
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def persistent_id(self, obj: object) -> int | None:
         if not isinstance(obj, (torch.nn.Module, ModelScorer, Session, torch.Generator)) or isinstance(obj, type):
             return None
         self._shared.append(obj)
@@ -64,9 +64,9 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, shared: list[Any]) -> None:
+    def __init__(self, stream: io.BytesIO, shared: list[object]) -> None:
         super().__init__(stream)
         self._shared = shared
 
-    def persistent_load(self, pid: int) -> Any:
+    def persistent_load(self, pid: int) -> object:
         return self._shared[pid]

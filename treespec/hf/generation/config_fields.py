@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import transformers
 from transformers import GenerationConfig, PreTrainedModel
@@ -27,8 +27,8 @@ class Refused:
     """
 
     advice: str
-    harmless: tuple[Any, ...] = (False,)
-    applies: Callable[[Mapping[str, Any]], bool] = lambda fields: True
+    harmless: tuple[object, ...] = (False,)
+    applies: Callable[[Mapping[str, object]], bool] = lambda fields: True
 
 
 Effect = Literal["served", "no effect"] | Refused
@@ -133,14 +133,14 @@ FIELDS: dict[str, Effect] = {
 
 
 @cache
-def class_defaults() -> dict[str, tuple[Any, ...]]:
+def class_defaults() -> dict[str, tuple[object, ...]]:
     """The fields of the installed class, and what each holds where nobody has set it."""
     later = getattr(GenerationConfig, "_get_default_generation_params", dict)()
     fields = {name: value for name, value in vars(GenerationConfig()).items() if not name.startswith("_")}
     return {name: (None, value, later.get(name)) for name, value in fields.items()}
 
 
-def check_fields(fields: Mapping[str, Any]) -> None:
+def check_fields(fields: Mapping[str, object]) -> None:
     """Raise `UnsupportedModeError` for a field that is set to what speculation does not serve, or that is unknown."""
     for name, effect in FIELDS.items():
         value = fields.get(name)
@@ -154,23 +154,25 @@ def check_fields(fields: Mapping[str, Any]) -> None:
             )
 
 
-def own_stop_strings(model: PreTrainedModel, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def own_stop_strings(
+    model: PreTrainedModel, arguments: Mapping[str, object]
+) -> tuple[str | list[str] | None, dict[str, object]]:
     """The stop strings of a call's generation_config, else of the model's, and its arguments without either.
 
     transformers cannot hand the tokenizer for them to a `custom_generate` object.
     """
     config, own = arguments.get("generation_config"), model.generation_config.stop_strings
-    given = None if config is None else config.stop_strings
-    changed = dict(arguments)
-    if given is not None:
+    given, changed = None, dict(arguments)
+    if isinstance(config, GenerationConfig) and config.stop_strings is not None:
+        given = config.stop_strings
         changed["generation_config"] = config = copy(config)
-        config.stop_strings = None  # pyright: ignore[reportOptionalMemberAccess]
+        config.stop_strings = None
     if own is not None:
         changed["stop_strings"] = None  # The model's own would fill a None of the config.
     return given or own, changed
 
 
-def given_fields(model: PreTrainedModel, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def given_fields(model: PreTrainedModel, arguments: Mapping[str, object]) -> dict[str, object]:
     """The fields of a call of `model.generate`, from its arguments, its generation_config and the model's own.
 
     In this order, as transformers reads them; a None counts in the arguments only.

@@ -1,4 +1,4 @@
-"""What a call of `generate` returns."""
+"""What a call of `generate` returns, and what is collected for it."""
 
 import warnings
 from collections.abc import Sequence
@@ -8,26 +8,97 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, StaticCache
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from treespec.engine.loop import Result, Run
+from treespec.engine.target_probs import TargetProbs
 from treespec.errors import TreespecWarning
+from treespec.hf.add_ons import AddOn
 from treespec.hf.cache.growing import use_dynamic_layers
-from treespec.hf.generation.call import Prepared
-from treespec.hf.generation.output_scores import OutputScores
+from treespec.hf.generation.call import Call
+from treespec.hf.generation.output_states import OutputStates
+from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.introspect import CACHE_NAME
-from treespec.hf.models.make_scorer import AnyScorer
+from treespec.protocols import CausalScorer
+from treespec.tree import Path
 
 Output = Tensor | GenerateDecoderOnlyOutput
 
 
-def final_cache(call: Prepared, target: AnyScorer) -> Cache | None:
-    """The cache of a single row, as plain decoding would leave it; None for a batch, whose rows end raggedly.
+class Outputs(AddOn):
+    """Collects what the caller asked for in addition to the tokens: processed scores, raw logits, hidden states.
+
+    Attributes:
+        kept: per row the float32 [V] of every token, under "scores" and "logits" where they are wanted.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        wanted = {"scores": call.config.output_scores, "logits": call.config.output_logits}
+        names = [name for name, is_wanted in wanted.items() if is_wanted and call.config.return_dict_in_generate]
+        self.kept: dict[str, list[list[Tensor]]] = {name: [[] for _ in range(call.num_rows)] for name in names}
+        self._states: OutputStates | None = None
+
+    def for_target(self, scorer: CausalScorer) -> CausalScorer:
+        """The scorer, whose hidden states are kept if they are wanted."""
+        if not self._call.state_layers:
+            return scorer
+        self._states = OutputStates(scorer, len(self._call.state_layers), self._call.has_filled_cache)
+        return self._states
+
+    def on_path(self, row: int, probs: TargetProbs, index: int, path: Path) -> None:
+        """Record the nodes of an accepted path: each gave the token after it."""
+        if "scores" in self.kept:
+            self.kept["scores"][row] += [probs.scores(index, node) for node in path]
+        if "logits" in self.kept:
+            self.kept["logits"][row] += [probs.logits[index, node].to(torch.float32, copy=True) for node in path]
+
+    def scores_of(self, row: int, length: int) -> tuple[Tensor, ...] | None:
+        """The scores [1, V] of the row's new tokens up to `length` ids, as plain decoding passes them to criteria."""
+        if "scores" not in self.kept:
+            return None
+        return tuple(s.unsqueeze(0) for s in self.kept["scores"][row][: length - self._call.num_prompt])
+
+    def returned(self, run: Run, result: Result) -> Output:
+        """What `generate` returns; all rows of a joint call are cut to its length."""
+        call, stopping = self._call, run.stopping
+        end = stopping.joint_length if isinstance(stopping, TreeStopping) else None
+        limit = None if end is None else end - call.num_prompt
+        emitted = [tokens[:limit] for tokens in result.tokens]
+        rows = [torch.tensor(tokens, dtype=torch.int64, device="cpu") for tokens in emitted]
+        pad = getattr(call.config, "_pad_token_tensor", None)
+        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0 if pad is None else int(pad))
+        sequences = torch.cat([call.input_ids, padded.to(call.input_ids)], dim=1)
+        # A compiled target keeps its cache for later calls.
+        cache = _final_cache(call, getattr(run.target, "cache", None))
+        if not call.config.return_dict_in_generate:
+            return sequences
+        lengths = list(map(len, emitted))
+        return GenerateDecoderOnlyOutput(
+            sequences=sequences,  # pyright: ignore[reportArgumentType]
+            scores=self._stacked("scores", lengths),  # pyright: ignore[reportArgumentType]
+            logits=self._stacked("logits", lengths),  # pyright: ignore[reportArgumentType]
+            hidden_states=self._states and self._states.stacked(lengths),  # pyright: ignore[reportArgumentType]
+            **{CACHE_NAME: cache},  # pyright: ignore[reportArgumentType]
+        )
+
+    def _stacked(self, name: str, lengths: Sequence[int]) -> tuple[Tensor, ...] | None:
+        """One float32 [B, V] per position of rows that emitted `lengths[b]` tokens; zeros after a row's end."""
+        if name not in self.kept:
+            return None
+        rows = self.kept[name]
+        blank = torch.zeros_like(rows[0][0])
+        return tuple(
+            torch.stack([row[i] if i < length else blank for row, length in zip(rows, lengths, strict=True)])
+            for i in range(max(lengths))
+        )
+
+
+def _final_cache(call: Call, own: Cache | None) -> Cache | None:
+    """The target's own, as plain decoding would leave it; None for a batch, whose rows end raggedly.
 
     An empty `DynamicCache` that the caller gave receives the text's keys and values.
     """
-    if (
-        isinstance(call.cache, StaticCache)
-        and call.cache is not target.cache
-        and call.config.cache_implementation is None
-    ):
+    is_given = isinstance(call.cache, StaticCache) and call.config.cache_implementation is None
+    if is_given and call.cache is not own:
         warnings.warn(
             "the given StaticCache stays empty: pass a DynamicCache to continue from it, or none",
             TreespecWarning,
@@ -35,33 +106,9 @@ def final_cache(call: Prepared, target: AnyScorer) -> Cache | None:
         )
     if call.num_rows > 1:
         return None
-    if target.cache is not None:
-        use_dynamic_layers(target.cache)
-    if isinstance(call.cache, DynamicCache) and isinstance(target.cache, DynamicCache):
-        call.cache.layers[:] = target.cache.layers
+    if own is not None:
+        use_dynamic_layers(own)
+    if isinstance(call.cache, DynamicCache) and isinstance(own, DynamicCache):
+        call.cache.layers[:] = own.layers
         return call.cache
-    return target.cache
-
-
-def output(
-    call: Prepared,
-    emitted: Sequence[Sequence[int]],
-    scores: OutputScores,
-    cache: Cache | None,
-    states: tuple[tuple[Tensor, ...], ...] | None,
-) -> Output:
-    """What `generate` returns for the tokens that every row emitted."""
-    rows = [torch.tensor(tokens, dtype=torch.int64, device="cpu") for tokens in emitted]
-    pad = getattr(call.config, "_pad_token_tensor", None)
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0 if pad is None else int(pad))
-    sequences = torch.cat([call.input_ids, padded.to(call.input_ids)], dim=1)
-    if not call.config.return_dict_in_generate:
-        return sequences
-    lengths = list(map(len, emitted))
-    return GenerateDecoderOnlyOutput(
-        sequences=sequences,  # pyright: ignore[reportArgumentType]
-        scores=scores.stacked("scores", lengths),  # pyright: ignore[reportArgumentType]
-        logits=scores.stacked("logits", lengths),  # pyright: ignore[reportArgumentType]
-        hidden_states=states,  # pyright: ignore[reportArgumentType]
-        **{CACHE_NAME: cache},  # pyright: ignore[reportArgumentType]
-    )
+    return own

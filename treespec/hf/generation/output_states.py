@@ -7,16 +7,23 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from treespec.protocols import CausalScorer, HiddenStates, Scores
+from treespec.protocols import Capability, CausalScorer, HiddenStates, Scores
 
 
 class OutputStates:
-    """A target's scorer that keeps the hidden states behind every emitted token.
+    """A target's scorer that keeps the hidden states of every emitted token.
 
     Args:
         scorer: returns the hidden states of all `num_layers` layers, the embeddings counted.
         has_filled_cache: the first tokens of the prompt have no states, as in plain `generate`.
     """
+
+    # The other scorer's, as all that is not here.
+    capability: Capability
+    vocab_size: int
+    device: torch.device
+    max_positions: int | None
+    hidden_layers: tuple[int, ...]
 
     def __init__(self, scorer: CausalScorer, num_layers: int, has_filled_cache: bool) -> None:
         self._scorer, self._num_layers, self._has_filled_cache = scorer, num_layers, has_filled_cache

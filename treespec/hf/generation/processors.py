@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.generation import logits_process as library
 
 from treespec.errors import LogitsError, UnsupportedModeError
-from treespec.hf.generation.grammar import GrammarProcessor
-from treespec.hf.generation.prefix_function import PrefixProcessor
+from treespec.protocols import PathProcessors
+from treespec.sampling import NoProcessors
 
 _PENALTY = library.RepetitionPenaltyLogitsProcessor
 _PATH_FREE = (
@@ -54,6 +53,17 @@ _STATEFUL = (library.UnbatchedClassifierFreeGuidanceLogitsProcessor, library.Syn
 
 _STATEFUL_PACKAGES = ("xgrammar", "outlines", "llguidance", "lmformatenforcer", "transformers_cfg")
 """Packages whose processors have state: they follow one text by counting their calls."""
+
+
+class BranchProcessor(library.LogitsProcessor):
+    """A processor that is made for the branches of a tree; those of the add-on `grammars` are."""
+
+    is_row_free = False
+    """Whether all rows of a batch get the same scores for the same text."""
+
+    def of_row(self, ids: Tensor, scores: Tensor, row: int) -> Tensor:
+        """Scores [M, V] after texts int64 [M, L] of one row of the caller's batch."""
+        raise NotImplementedError
 
 
 class TreeProcessors:
@@ -104,10 +114,12 @@ class TreeProcessors:
             prompt = self._prompt_ids[row].to(ids.device)
             ids = torch.cat([prompt.expand(len(ids), -1), ids[:, len(prompt) :]], dim=1)
         for processor in self._processors:
-            apply = partial(processor, row=row) if isinstance(processor, PrefixProcessor) else processor
-            if not _is_row_free(processor) and apply is processor:
-                apply = partial(self._at_row, processor, row)
-            scores = apply(ids, scores)  # pyright: ignore[reportArgumentType]
+            if isinstance(processor, BranchProcessor):
+                scores = processor.of_row(ids, scores, row)
+            elif _is_row_free(processor):
+                scores = processor(ids, scores)  # pyright: ignore[reportArgumentType]
+            else:
+                scores = self._at_row(processor, row, ids, scores)
             if scores.shape != logits.shape:
                 expected, got = list(logits.shape), list(scores.shape)
                 raise LogitsError(f"{type(processor).__name__} must return scores of shape {expected}, got {got}")
@@ -121,6 +133,25 @@ class TreeProcessors:
             return processor(batch_ids, batch_scores)[row]  # pyright: ignore[reportArgumentType]
 
         return torch.stack([one(i) for i in range(len(ids))])
+
+
+def path_processors(
+    processors: Sequence[library.LogitsProcessor],
+    prompts: Int[Tensor, "B P"],
+    mask: Bool[Tensor, "B P"],
+    vocab_size: int,
+) -> PathProcessors:
+    """A call's processors for the paths of its trees.
+
+    Raises `UnsupportedModeError`: see `TreeProcessors`, `check_follows_text`.
+    """
+    if not processors:
+        return NoProcessors()
+    shown = prompts if bool((prompts >= vocab_size).any()) else None
+    made = TreeProcessors(processors, len(prompts), (~mask).sum(1).tolist(), shown)
+    for processor in processors:
+        check_follows_text(processor, prompts, vocab_size)
+    return made
 
 
 def _check_has_no_state(processor: library.LogitsProcessor) -> None:
@@ -184,7 +215,8 @@ def check_follows_text(processor: library.LogitsProcessor, ids: Int[Tensor, "B P
 def _is_row_free(processor: library.LogitsProcessor) -> bool:
     # The repetition penalty of a left-padded batch has the length to ignore of each row.
     has_row_lengths = isinstance(_ignored(processor), Tensor)
-    return isinstance(processor, GrammarProcessor) or (type(processor) in _ROW_FREE and not has_row_lengths)
+    is_known = type(processor) in _ROW_FREE and not has_row_lengths
+    return processor.is_row_free if isinstance(processor, BranchProcessor) else is_known
 
 
 def _ignores(processor: library.LogitsProcessor, num_padding: Sequence[int]) -> bool:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import TracebackType
+from typing import Self
 
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 from transformers.generation.streamers import BaseStreamer
 
 from treespec.engine.observer import Observer
+from treespec.hf.generation.call import Call
+
+
+def watchers(call: Call) -> Iterator[Observer]:
+    """What watches a call for the user: a streamer, a bar, a trace."""
+    if call.streamer is not None:
+        yield Streaming(call.streamer, call.input_ids)
+    if call.progress:
+        longest = call.config.max_length
+        yield Progress(None if longest is None else call.num_rows * max(longest - call.num_prompt, 0))
+    if call.trace is not None and (watching := call.trace.observer(call)) is not None:
+        yield watching
 
 
 class Progress(Observer):
@@ -33,10 +48,14 @@ class Progress(Observer):
 
 
 class Streaming(Observer):
-    """Puts every chunk of tokens into a streamer, int64 [1, k]."""
+    """Puts the prompt, int64 [1, P], and every chunk of tokens, int64 [1, k], into a streamer."""
 
-    def __init__(self, streamer: BaseStreamer) -> None:
-        self._streamer = streamer
+    def __init__(self, streamer: BaseStreamer, prompt: Tensor) -> None:
+        self._streamer, self._prompt = streamer, prompt
+
+    def __enter__(self) -> Self:
+        self._streamer.put(self._prompt.cpu())
+        return self
 
     def on_tokens(self, row: int, tokens: list[int]) -> None:
         self._streamer.put(torch.tensor([tokens], device="cpu"))

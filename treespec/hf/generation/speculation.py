@@ -3,36 +3,29 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
-from weakref import ref
+from typing import Unpack
 
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from treespec.engine.loop import speculate
 from treespec.engine.observer import StepRecord, StepRecords
 from treespec.engine.stats import SpeculationStats
-from treespec.errors import ConfigError, UnsupportedModeError
+from treespec.errors import ConfigError
+from treespec.hf.add_ons import ADD_ONS
 from treespec.hf.generation.adapters import LearnedByAdapters
-from treespec.hf.generation.add_ons import add_on
-from treespec.hf.generation.call import LastCall, Options, Prepared
+from treespec.hf.generation.call import Call, Options
 from treespec.hf.generation.config_fields import check_fields, given_fields, own_stop_strings
-from treespec.hf.generation.decode import decode
-from treespec.hf.generation.output import Output
+from treespec.hf.generation.decode import run_of
+from treespec.hf.generation.output import Output, Outputs
+from treespec.hf.generation.target import in_use
 from treespec.hf.generation.turns import Turns, ending
-from treespec.hf.generation.validate import (
-    Inputs,
-    check_ids,
-    check_mode,
-    check_positions,
-    prompt_mask,
-    with_prompts,
-)
-from treespec.hf.introspect import cache_in, check_model, is_multimodal
+from treespec.hf.generation.validate import Inputs, ModelArguments, Tokenizer, check_ids, with_prompts
+from treespec.hf.introspect import check_model
 from treespec.hf.loading.as_drafter import AnyDrafter, as_drafter
-from treespec.hf.models.prompt import prompt_inputs
 from treespec.policies import as_policy
-from treespec.protocols import TreePolicy, VerificationRule
+from treespec.protocols import Drafter, TreePolicy, VerificationRule
 from treespec.verification import get_rule
 
 
@@ -78,14 +71,14 @@ class TreeSpeculation:
         *,
         tree: TreePolicy | str | Sequence[Sequence[int]] | int = "auto",
         verification: str | VerificationRule = "auto",
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         streamer: BaseStreamer | None = None,
         stop_strings: str | Sequence[str] | None = None,
         seed: int | None = None,
-        compile: bool | str | Mapping[str, Any] = False,
+        compile: bool | str | Mapping[str, object] = False,
         record_steps: bool = False,
         progress: bool = False,
-        trace: Any = None,
+        trace: object = None,
     ) -> None:
         self.options = Options(
             drafter=as_drafter(drafter),
@@ -97,35 +90,45 @@ class TreeSpeculation:
             seed=seed,
             record_steps=record_steps,
             progress=progress,
-            trace=add_on("trace", trace),
-            compiled=None if compile is False else add_on("compile", compile),
+            trace=None if trace is None else ADD_ONS["trace"](trace),
+            compiled=None if compile is None or compile is False else ADD_ONS["compile"](compile),
         )
         self.stats, self.total_stats = SpeculationStats(), SpeculationStats()
         self.steps: list[StepRecord] = []
         self._turns = Turns()
         self._learned = LearnedByAdapters()
-        self.last_call: LastCall | None = None
+        self.last_call: Call | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Copies do not know the last call's model."""
-        return vars(self) | {"last_call": None}
+        return {**vars(self), "last_call": None}
 
     def __repr__(self) -> str:
         options = self.options
         return f"TreeSpeculation({self.drafter!r}, tree={options.policy!r}, verification={options.verification!r})"
 
     @property
-    def drafter(self) -> Any:
+    def drafter(self) -> Drafter:
         """The drafter of the options."""
         return self.options.drafter
 
-    def __call__(self, *prepared: Any, **kwargs: Any) -> Output:
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Unpack[ModelArguments],
+    ) -> Output:
         """What `model.generate` calls when everything is prepared: input_ids [B, P] to sequences [B, P + new].
 
-        Raises `TreespecError`: see `check_mode` and `decode`.
+        Raises `TreespecError`: see `Call.of` and `run_of`; a `RanksDisagreeError` where processes that run the model
+        together make other calls.
         """
         with ending(self.options.streamer):
-            return self._run(self.options, *prepared, **kwargs)
+            prepared = model, input_ids, logits_processor, stopping_criteria, generation_config
+            return self._run(self.options, *prepared, **model_kwargs)
 
     def _run(
         self,
@@ -135,31 +138,21 @@ class TreeSpeculation:
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
-        **model_kwargs: Any,
+        **model_kwargs: Unpack[ModelArguments],
     ) -> Output:
         """One call with its own options; the caller ends the streamer."""
+        prepared = model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
         with self._turns:
-            check_mode(model, input_ids, generation_config, model_kwargs)
-            options = self._learned.options_for(model, options)
-            input_ids = input_ids.long()
-            mask = prompt_mask(input_ids, model_kwargs.get("attention_mask"))
-            prompt = prompt_inputs(input_ids, model_kwargs)
-            if not is_multimodal(model):
-                check_positions(model_kwargs.get("position_ids"), mask)
-            if options.streamer is not None:
-                if input_ids.shape[0] > 1:
-                    raise UnsupportedModeError(f"a streamer takes one row, the batch has {input_ids.shape[0]}")
-                options.streamer.put(input_ids.cpu())
-            cache = cache_in(model_kwargs)
-            prepared = (logits_processor, stopping_criteria, generation_config, cache, prompt)
-            call = Prepared(model, input_ids, mask, *prepared)
-            records = StepRecords()
-            output, result = decode(call, options, [records] if options.record_steps else [])
-            self.stats, self.steps = result.stats, records.steps
-            self.total_stats.add(result.stats)
-            names = [type(processor).__name__ for processor in logits_processor]
-            self.last_call = LastCall(ref(model), generation_config, options, mask.sum(1), names)
-            return output
+            call = Call.of(options, *prepared)
+            call = self._learned.of(call, call.facts.adapters)
+            with call.facts.ranks.together("call", call.shared):
+                outputs, records = Outputs(call), StepRecords()
+                run = run_of(call, outputs, [records] if call.record_steps else [])
+                with in_use(call, run.target):
+                    result = speculate(run)
+                self.stats, self.steps, self.last_call = result.stats, records.steps, call.over()
+                self.total_stats.add(result.stats)
+                return outputs.returned(run, result)
 
 
 def generate(
@@ -168,10 +161,10 @@ def generate(
     speculation: TreeSpeculation | None = None,
     *,
     streamer: BaseStreamer | None = None,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     stop_strings: str | Sequence[str] | None = None,
     seed: int | None = None,
-    **generation_kwargs: Any,
+    **generation_kwargs: object,
 ) -> Output:
     """`model.generate` by speculation, with transformers' own preparation and all its keyword arguments.
 

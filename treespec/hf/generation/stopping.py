@@ -24,7 +24,7 @@ class TreeStopping:
         max_positions: the size of the model's position table, None without one.
         scores_of: (row, length) to the scores of the row's new tokens up to `length` ids, for criteria that read them.
         ranks: the processes that run the model together; criteria may read clocks, so the first one's decide.
-        last_length: the longest text before a single one is read again: no step goes on across it.
+        last_length: the longest text before a single one is read again: no step continues across it.
     """
 
     def __init__(

@@ -1,19 +1,37 @@
 """What a call of `generate` may ask for, and its prompts as tensors; all else is refused by name before any work."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import (
+    BatchEncoding,
+    BatchFeature,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+)
 
 from treespec.errors import ConfigError, UnsupportedModeError
 from treespec.hf.generation.config_fields import check_fields
 from treespec.hf.introspect import CACHE_ARGUMENTS, check_model, forward_arguments, input_device, is_multimodal
 from treespec.hf.models.prompt import OUTPUTS, placeholder_ids
 
-Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
+Inputs: TypeAlias = Tensor | Mapping[str, object] | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
+Encoding: TypeAlias = BatchEncoding | BatchFeature
+Tokenizer: TypeAlias = PreTrainedTokenizerBase | ProcessorMixin
+"""A tokenizer, or a processor of images or sounds that has one."""
+
+
+class ModelArguments(TypedDict, total=False):
+    """What transformers hands on to the model next to the prompts' ids: these, caches, images and sounds."""
+
+    attention_mask: Tensor | None
+    position_ids: Tensor | None
+
 
 _TOKENIZED = {
     "input_ids": "token ids",
@@ -26,8 +44,8 @@ _MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "use_cache"
 
 
 def with_prompts(
-    model: PreTrainedModel, inputs: Inputs | None, tokenizer: Any, spread: Mapping[str, Any]
-) -> dict[str, Any]:
+    model: PreTrainedModel, inputs: Inputs | None, tokenizer: Tokenizer | None, spread: Mapping[str, object]
+) -> dict[str, object]:
     """The keyword arguments of `model.generate` with the prompts of `treespec.generate`, on the model's device.
 
     `spread` are the caller's other keyword arguments, `input_ids=` perhaps among them. What a tokenizer returns as
@@ -44,7 +62,7 @@ def with_prompts(
     return {name: _as_ids(value, model, name) if name in _TOKENIZED else value for name, value in named.items()}
 
 
-def _named(model: PreTrainedModel, inputs: Inputs | None, tokenizer: Any) -> Mapping[str, Any]:
+def _named(model: PreTrainedModel, inputs: Inputs | None, tokenizer: Tokenizer | None) -> Mapping[str, object]:
     """The prompts as keyword arguments, texts encoded."""
     if inputs is None or isinstance(inputs, Mapping):
         return inputs or {}
@@ -52,17 +70,18 @@ def _named(model: PreTrainedModel, inputs: Inputs | None, tokenizer: Any) -> Map
     if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
         if tokenizer is None:
             raise ConfigError("the prompts are strings: give tokenizer=tokenizer too, or encode them first")
+        encode: Callable[..., Encoding] = tokenizer
         padding = {"padding": True, "padding_side": "left"} if len(texts) > 1 else {}
-        return _encoded(model, tokenizer(list(texts), return_tensors="pt", **padding))
+        return _encoded(model, encode(list(texts), return_tensors="pt", **padding))
     return {"inputs": inputs}
 
 
-def _encoded(model: PreTrainedModel, encoded: Any) -> dict[str, Any]:
+def _encoded(model: PreTrainedModel, encoded: Encoding) -> dict[str, Tensor]:
     """What a tokenizer made of texts, on the model's device and without the types of tokens where it takes none.
 
     Raises `ConfigError`: a text without any token.
     """
-    found = dict(encoded.to(input_device(model)))
+    found: dict[str, Tensor] = dict(encoded.to(input_device(model)))
     if "token_type_ids" not in forward_arguments(model):
         found.pop("token_type_ids", None)
     ids = found["input_ids"]
@@ -76,7 +95,7 @@ def _encoded(model: PreTrainedModel, encoded: Any) -> dict[str, Any]:
     return found
 
 
-def _as_ids(ids: Any, model: PreTrainedModel, name: str) -> Any:
+def _as_ids(ids: object, model: PreTrainedModel, name: str) -> object:
     """Lists of ints, one for every token, as a tensor [B, P]; anything else unchanged, for the later checks."""
     ids = ids.tolist() if isinstance(ids, np.ndarray) else ids
     if not isinstance(ids, (list, tuple)):
@@ -91,21 +110,26 @@ def _as_ids(ids: Any, model: PreTrainedModel, name: str) -> Any:
     return torch.tensor(rows, dtype=torch.int64, device=input_device(model))
 
 
-def check_mode(
-    model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]
-) -> None:
-    """Refuse modes and arguments that speculation does not support.
+def checked_mask(
+    model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, arguments: ModelArguments
+) -> Tensor:
+    """The mask of a call's prompts, bool [B, P]: True on tokens, False on left padding.
 
     Raises:
-        UnsupportedModeError: a field of the config that is not served (see `FIELDS`), model arguments beyond text.
+        UnsupportedModeError: a field of the config that is not served (see `FIELDS`), model arguments beyond text,
+            positions that are not those of a left-padded prompt.
         ConfigError: an empty prompt, ids outside the vocabulary, a mask that is not left padding.
     """
     check_model(model)
     check_fields(vars(config))
-    unknown = sorted(name for name, value in model_kwargs.items() if name not in _MODEL_KWARGS and value is not None)
+    unknown = sorted(name for name, value in arguments.items() if name not in _MODEL_KWARGS and value is not None)
     if unknown and (not is_multimodal(model) or "inputs_embeds" in unknown):
         raise UnsupportedModeError(f"speculation decodes plain text: it cannot pass on the model arguments {unknown}")
     check_ids(model, input_ids)
+    mask = prompt_mask(input_ids, arguments.get("attention_mask"))
+    if not is_multimodal(model):
+        check_positions(arguments.get("position_ids"), mask)
+    return mask
 
 
 def prompt_mask(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -138,7 +162,7 @@ def check_positions(position_ids: Tensor | None, mask: Tensor) -> None:
         raise UnsupportedModeError("position_ids must be 0, 1, 2, ... after the left padding")
 
 
-def check_ids(model: PreTrainedModel, input_ids: Any) -> None:
+def check_ids(model: PreTrainedModel, input_ids: object) -> None:
     """Refuse anything but a batch of prompts.
 
     Raises `ConfigError`: not int64 [B, P] with B and P at least one, or an id outside the vocabulary.

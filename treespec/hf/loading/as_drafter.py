@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from treespec.drafters.merge.merge import Merge
-from treespec.drafters.model.draft_model import DraftModel
 from treespec.errors import ConfigError
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.protocols import Drafter
@@ -19,8 +17,12 @@ def as_drafter(drafter: AnyDrafter | Sequence[AnyDrafter]) -> Drafter:
     if isinstance(drafter, Drafter) and not isinstance(drafter, type):
         return drafter
     if isinstance(drafter, torch.nn.Module) and hasattr(drafter, "config"):  # Wrappers too: adapted, compiled.
+        from treespec.drafters import DraftModel  # Others need not load it.
+
         return DraftModel(make_scorer(drafter))
     if isinstance(drafter, Sequence) and not isinstance(drafter, str) and drafter:
+        from treespec.drafters import Merge
+
         parts = [as_drafter(part) for part in drafter]
         return parts[0] if len(parts) == 1 else Merge(parts)
     raise ConfigError(

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from treespec.checks import check_count
+from treespec.checks import check_count, check_flag
 from treespec.drafters import DraftModel, ReEncoding, SharedVocabulary
 from treespec.drafters.model.token_map import Translator, shared_tokens
 from treespec.errors import ConfigError, TreespecWarning
@@ -59,7 +59,7 @@ def make_draft_model(
     has_tokenizers = tokenizer is not None
     if has_tokenizers != (target_tokenizer is not None):
         raise ConfigError("tokenizer (the draft model's) and target_tokenizer come together: give both, or neither")
-    if has_tokenizers and is_same_tokenizer:
+    if has_tokenizers and check_flag("is_same_tokenizer", is_same_tokenizer):
         raise ConfigError("is_same_tokenizer=True needs no tokenizers: leave them out, or leave it out")
     if method == RE_ENCODING and not has_tokenizers:
         raise ConfigError("method 're-encoding' needs tokenizer= (the draft model's) and target_tokenizer=")

@@ -16,9 +16,9 @@ from treespec.heads.files.checkpoint import Checkpoint, read_checkpoint
 from treespec.heads.files.fitting import check_target, fused_layers
 from treespec.heads.files.kinds import kind_of_head
 from treespec.heads.modules.base import DraftHead
-from treespec.hf.devices.weights import whole_weight
 from treespec.hf.introspect import model_facts
 from treespec.hf.loading.hub import hub_problem
+from treespec.hf.weights import whole_weight
 
 
 def load_drafter(

@@ -30,11 +30,11 @@ def hub_problem(name: str) -> str | None:
             return None
         get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=SECONDS)
     except (HFValidationError, EntryNotFoundError):
-        return None  # Another kind of path, or a repository without this file: whoever loads it says what is missing.
+        return None  # Another kind of path, or a repository without this file: the loader says what is missing.
     except RepositoryNotFoundError:
         return "there is no such folder, and no such public repository on the hub"
     except HfHubHTTPError:
-        return None  # The hub is overloaded, or wants a token: its client tries again, or says what is missing.
+        return None  # The hub is overloaded, or needs a token: its client tries again, or says what is missing.
     except (HTTPError, OSError) as error:
         reason = " ".join(str(error).split())
         return f"there is no such folder, it is not in the hub's cache, and the hub cannot be reached ({reason})"

@@ -75,7 +75,7 @@ def _load(name: Any, model: PreTrainedModel, tokenizer: Any) -> Any:
     """A trained head, or a draft model."""
     try:
         return load_drafter(name, model)
-    except CheckpointError:  # No head; the error of loading a model says what there is.
+    except CheckpointError:  # Not a head; loading it as a model gives the error that names the files.
         draft: Any = load_model(str(name)).eval()
     draft.to(model.device)
     if draft.config.get_text_config().vocab_size == model.config.get_text_config().vocab_size:

@@ -59,7 +59,7 @@ def load(
 
 
 def converted_folder() -> Path:
-    """Where the converted model lies."""
+    """Where the converted model is."""
     return cache_folder() / f"{NAME}-float32"
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import TreespecError, UnsupportedModelError
-from treespec.hf.devices.weights import read_cost
 from treespec.hf.introspect import (
     ModelFacts,
     cache_in,
@@ -19,6 +18,7 @@ from treespec.hf.introspect import (
     num_logits,
     pick_layers,
 )
+from treespec.hf.weights import read_cost
 from treespec.protocols import Capability, Scores
 
 
@@ -34,12 +34,12 @@ class ModelScorer:
 
     @property
     def vocab_size(self) -> int:
-        """As it is now: a draft model may be resized after it was given."""
+        """The current size: a draft model may be resized after it was given."""
         return num_logits(self.facts.model)
 
     @property
     def device(self) -> torch.device:
-        """Where it is now."""
+        """The current device."""
         return input_device(self.facts.model)
 
     @property
@@ -51,16 +51,16 @@ class ModelScorer:
         self,
         forward: Callable[..., Any],
         inputs: dict[str, Any],
-        position_ids: Int[Tensor, "*rows B F"],
-        has_last_logits_only: bool,
+        position_ids: Int[Tensor, "*rows B F"] | None = None,
+        has_last_logits_only: bool = False,
     ) -> Scores:
-        """One pass of the model or its compiled form; `inputs`: tokens, cache and mask by its arguments' names."""
-        if "position_ids" in self.facts.arguments:
-            inputs = {**inputs, "position_ids": position_ids}
-        return self._call(forward, inputs, has_last_logits_only)
+        """One pass of the model or its compiled form; `inputs`: tokens, cache and mask by its arguments' names.
 
-    def _call(self, forward: Callable[..., Any], inputs: dict[str, Any], has_last_logits_only: bool) -> Scores:
+        `position_ids` go to models that take some, if `inputs` has none.
+        """
         options: dict[str, Any] = {"use_cache": True, "return_dict": True}
+        if position_ids is not None and "position_ids" in self.facts.arguments:
+            options["position_ids"] = position_ids
         if has_last_logits_only and "logits_to_keep" in self.facts.arguments:
             options["logits_to_keep"] = 1
         if self.hidden_layers:

@@ -2,9 +2,9 @@
 
 import threading
 import warnings
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -44,7 +44,27 @@ class Detection(NamedTuple):
     """By how much a token's logits change with the tokens after it in its pass, see `neighbour_effect`."""
 
 
-_detected: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Detection]] = WeakKeyDictionary()
+Found = TypeVar("Found")
+
+
+class MeasuredOnce(Generic[Found]):
+    """What was measured of models: once per model, its `variant` and a further key; other threads wait for it."""
+
+    def __init__(self) -> None:
+        self.by_model: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Found]] = WeakKeyDictionary()
+
+    def get(self, facts: ModelFacts, measure: Callable[[], Found], *key: Hashable) -> Found:
+        """What `measure` found in this call or an earlier one; it runs `undisturbed`."""
+        known = self.by_model.setdefault(facts.model, {})
+        whole = (variant(facts), *key)
+        if whole not in known:
+            with undisturbed(facts):
+                if whole not in known:
+                    known[whole] = measure()
+        return known[whole]
+
+
+_detected: MeasuredOnce[Detection] = MeasuredOnce()
 _said: set[tuple[str, str]] = set()
 _lock = threading.Lock()
 _measuring: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
@@ -58,19 +78,13 @@ def detect(model: PreTrainedModel | ModelFacts) -> Detection:
     causal, or one that does not keep its state in a transformers cache.
     """
     facts = model_facts(model)
-    known = _detected.setdefault(facts.model, {})
-    key = variant(facts)
-    if key not in known:
-        try:
-            with undisturbed(facts):
-                if key not in known:
-                    known[key] = _probe(facts)
-        except (TreespecError, torch.OutOfMemoryError):
-            raise
-        except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
-            failure = f"{facts.name} fails on a few tokens with a transformers cache: {error}"
-            raise UnsupportedModelError(failure) from error
-    return known[key]
+    try:
+        return _detected.get(facts, lambda: _probe(facts))
+    except (TreespecError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+        failure = f"{facts.name} fails on a few tokens with a transformers cache: {error}"
+        raise UnsupportedModelError(failure) from error
 
 
 def variant(facts: ModelFacts) -> Hashable:
@@ -83,12 +97,12 @@ def keeps_states(model: PreTrainedModel) -> bool:
     return any(type(layer) not in _TOKEN_LAYERS for layer in DynamicCache(config=model.config).layers)
 
 
-def num_indexed(model: PreTrainedModel) -> int | None:
+def num_indexed(facts: ModelFacts) -> int | None:
     """How many cached tokens a layer attends to at most where scores of an index choose them; None: no layer does so.
 
     Which tokens have the highest scores hangs on rounding: another grouping of tokens into passes may choose others.
     """
-    indexers: list[Any] = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "indexer"]
+    indexers: list[Any] = [module for name, module in facts.modules.items() if name.rpartition(".")[2] == "indexer"]
     sizes = [
         getattr(indexer, "index_topk", getattr(indexer, "topk_blocks", 0) * getattr(indexer, "block_size", 0))
         for indexer in indexers
@@ -121,7 +135,7 @@ def undisturbed(facts: ModelFacts) -> Iterator[None]:
     with _lock:
         measuring = _measuring.setdefault(facts.model, threading.RLock())
     devices = [facts.device] if facts.device.type == "cuda" else []
-    modules: list[Any] = [module for module in facts.model.modules() if hasattr(module, "rope_deltas")]
+    modules: list[Any] = [module for module in facts.modules.values() if hasattr(module, "rope_deltas")]
     with measuring, torch.no_grad(), torch.random.fork_rng(devices=devices), evaluation_mode(facts.model):
         kept = [module.rope_deltas for module in modules]
         for module in modules:
@@ -144,7 +158,7 @@ def _probe(facts: ModelFacts) -> Detection:
         return Detection(Capability.TREE, has_prefix=has_prefix, neighbour_effect=effect)
     kinds = ", ".join(sorted({type(layer).__name__ for layer in DynamicCache(config=facts.model.config).layers}))
     ids = _probe_ids(facts, 2, _NUM_PROMPT + _NUM_CHAIN)
-    size = num_indexed(facts.model)
+    size = num_indexed(facts)
     if size is not None and size < ids.shape[1]:
         return Detection(Capability.PLAIN, f"its layers attend to {size} tokens only, which rounding decides ({kinds})")
     expected = facts.model(input_ids=ids, use_cache=False).logits[:, _NUM_PROMPT:].float()
@@ -216,12 +230,12 @@ def _largest_neighbour_effect(facts: ModelFacts) -> float:
 
 def _sorts_out_columns(facts: ModelFacts) -> bool:
     """bitsandbytes' int8 layers do where an activation is large, which a few tokens need not show."""
-    states = [getattr(module, "state", None) for module in facts.model.modules()]
+    states = [getattr(module, "state", None) for module in facts.modules.values()]
     return any(getattr(state, "threshold", 0) and hasattr(state, "CB") for state in states)
 
 
 def _quantised_layers(facts: ModelFacts) -> str:
-    kinds = {type(module) for module in facts.model.modules() if hasattr(module, "in_features")} - {torch.nn.Linear}
+    kinds = {type(module) for module in facts.modules.values() if hasattr(module, "in_features")} - {torch.nn.Linear}
     return ", ".join(sorted(kind.__name__ + " of " + kind.__module__ for kind in kinds)) or "in its layers"
 
 

@@ -7,20 +7,23 @@ sizes of the cache, and the same cache again: CUDA graphs have recorded its addr
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from treespec.checks import AUTO
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf.devices.weights import pack_weights
-from treespec.hf.introspect import active_adapters, model_facts
-from treespec.hf.models.compiled_times import is_faster_compiled, kept_times, measure_times
+from treespec.hf.introspect import ModelFacts, active_adapters, model_facts
 from treespec.hf.models.make_scorer import make_scorer
+from treespec.hf.models.pass_times import machine_key, time_pass
 from treespec.hf.models.static_scorer import StaticScorer
+from treespec.hf.user_cache import cache_folder, read_kept, write_kept
+from treespec.hf.weights import pack_weights
 from treespec.policies.control import StepControl
 from treespec.protocols import TreePolicy
 
@@ -28,6 +31,8 @@ MAX_SHAPES = 64
 """A batch whose rows finish one by one soon exceeds PyTorch's own limit of 8, above which passes run uncompiled."""
 
 LEAST_SLOTS = 256
+TIMES_FORMAT = 2
+NUM_ROUNDS = 7
 
 
 def compiled_scorer(
@@ -55,7 +60,7 @@ class CompiledTarget:
 
     Args:
         options: arguments of `torch.compile`, such as {"mode": "reduce-overhead"} for CUDA graphs.
-        is_measured: only where compiled passes were measured to be faster, see compiled_times.py.
+        is_measured: only where compiled passes were measured to be faster, once per model and machine.
     """
 
     def __init__(self, options: Mapping[str, Any], is_measured: bool = False) -> None:
@@ -65,7 +70,7 @@ class CompiledTarget:
 
     @classmethod
     def of(cls, compile: bool | str | Mapping[str, Any]) -> CompiledTarget | None:
-        """What the argument `compile` means; None: passes run as they are. Raises `ConfigError`: something else."""
+        """What the argument `compile` means; None: passes run unchanged. Raises `ConfigError`: something else."""
         if isinstance(compile, bool):
             return cls({}) if compile else None
         if compile == AUTO:
@@ -96,7 +101,7 @@ class CompiledTarget:
 
     def _compiled(self, model: PreTrainedModel, num_slots: int, hidden_layers: Sequence[int]) -> StaticScorer:
         """The scorer of the last call, if it fits; it reads weights that were changed since."""
-        key = (id(model), active_adapters(model), model.dtype, num_slots, tuple(hidden_layers))
+        key = (id(model), active_adapters(model.modules()), model.dtype, num_slots, tuple(hidden_layers))
         pack_weights(model)
         if self._scorer is None or self._key != key:
             self._scorer = None  # Its cache is freed before the next one is made.
@@ -129,3 +134,57 @@ def _widths(policy: TreePolicy) -> list[int]:
 
 def _power_of_two(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
+
+
+class PassPair(NamedTuple):
+    """Milliseconds of a pass over a growing cache, and of a compiled one over a static cache."""
+
+    plain_ms: float
+    compiled_ms: float
+
+
+def kept_times(facts: ModelFacts, num_slots: int) -> dict[int, PassPair]:
+    """What was measured before with this many slots, by number of nodes."""
+    kept = read_kept(_path(facts, num_slots), _as_times, "it holds no times") or {}
+    return facts.ranks.agree("compiled passes", kept)
+
+
+@torch.no_grad()
+def measure_times(
+    facts: ModelFacts, compiled: StaticScorer, num_slots: int, counts: Sequence[int]
+) -> dict[int, PassPair]:
+    """Medians of paired passes of one row over this many nodes, after a text that fills half of the slots; kept.
+
+    Compiling takes most of the time, some ten seconds to a minute per number of nodes: a bar shows how far it is.
+    """
+    plain = make_scorer(facts)
+    ids = torch.ones(1, num_slots // 2, dtype=torch.int64, device=plain.device)
+    for scorer in (plain, compiled):
+        scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    found = dict[int, PassPair]()
+    for count in tqdm(counts, desc="compile and measure passes", leave=False):
+        for scorer in (plain, compiled):
+            time_pass(scorer, count)
+        rounds = [(time_pass(plain, count), time_pass(compiled, count)) for _ in range(NUM_ROUNDS)]
+        found[count] = PassPair(*(round(1e3 * median(seconds), 4) for seconds in zip(*rounds, strict=True)))
+    found = facts.ranks.agree("compiled passes", found)
+    if facts.ranks.index == 0:
+        times = {str(count): list(pair) for count, pair in (kept_times(facts, num_slots) | found).items()}
+        about = {"model": facts.name, "slots": num_slots}
+        write_kept(_path(facts, num_slots), {"format": TIMES_FORMAT, **about, "plain_and_compiled_ms": times})
+    return found
+
+
+def is_faster_compiled(times: Mapping[int, PassPair], counts: Iterable[int]) -> bool:
+    """Whether one pass over each of these numbers of nodes takes less time compiled."""
+    pairs = [times[count] for count in counts]
+    return sum(pair.compiled_ms for pair in pairs) < sum(pair.plain_ms for pair in pairs)
+
+
+def _path(facts: ModelFacts, num_slots: int) -> Any:
+    return cache_folder() / "compiled" / f"{machine_key(facts)}-{num_slots}.json"
+
+
+def _as_times(data: Any) -> dict[int, PassPair] | None:
+    times = {int(count): PassPair(*map(float, pair)) for count, pair in data["plain_and_compiled_ms"].items()}
+    return times if data["format"] == TIMES_FORMAT else None

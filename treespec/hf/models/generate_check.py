@@ -5,9 +5,7 @@ that prepare every token in a way of their own (moshi's sounds), that mask other
 states take padding for text (DeepSeek-V4). Here a few tokens that plain `generate` emits are scored again.
 """
 
-from collections.abc import Hashable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,7 +14,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.hf.introspect import ModelFacts, model_facts
-from treespec.hf.models.capability import undisturbed, variant, warn
+from treespec.hf.models.capability import MeasuredOnce, warn
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.prompt import PromptInputs, prompt_inputs
 from treespec.hf.models.selfcheck import check_prompt, check_tokens, largest_difference, least_tolerance, root_tolerance
@@ -32,8 +30,8 @@ _PREPARING = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generat
 OWN_HOOKS_TOLERANCE = 1e-3
 """Like a self-check's, which cannot be asked where hooks change what it compares with."""
 _Failures = (TreespecError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
-_differences: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], float]] = WeakKeyDictionary()
-_hooked: WeakKeyDictionary[PreTrainedModel, dict[Hashable, str | None]] = WeakKeyDictionary()
+_differences: MeasuredOnce[float] = MeasuredOnce()
+_hooked: MeasuredOnce[str | None] = MeasuredOnce()
 
 
 def check_like_generate(
@@ -53,19 +51,16 @@ def check_like_generate(
     is_ordinary = capability == Capability.TREE and not any(_is_own(facts.model, method) for method in _PREPARING)
     if has_plain_passes or (is_ordinary and not is_padded):
         return
-    known = _differences.setdefault(facts.model, {})
-    key = (variant(facts), is_padded, capability)
-    if key not in known:
-        with undisturbed(facts):
-            try:
-                if key not in known:
-                    known[key] = _difference(model_facts(facts.model), is_padded, capability)
-            except _PlainGenerateError as error:
-                warn(facts, f"could not be compared with its own generate, which fails on a few tokens: {error}")
-                return
+    try:
+        difference = _differences.get(
+            facts, lambda: _difference(model_facts(facts.model), is_padded, capability), is_padded, capability
+        )
+    except _PlainGenerateError as error:
+        warn(facts, f"could not be compared with its own generate, which fails on a few tokens: {error}")
+        return
     tolerance = max(LEAST_TOLERANCE, root_tolerance(facts))
-    if not known[key] <= tolerance:  # Or NaN.
-        found = f"has logits in its own generate that differ by {known[key]:.2g} standard deviations, more than"
+    if not difference <= tolerance:  # Or NaN.
+        found = f"has logits in its own generate that differ by {difference:.2g} standard deviations, more than"
         advice = "give its prompts one by one" if is_padded else "use its own generate"
         what = " of padded batches" if is_padded else ""
         raise UnsupportedModelError(f"{facts.name} {found} {tolerance:.2g}, from those{what} here: {advice}")
@@ -79,20 +74,15 @@ def why_plain_by_hooks(facts: ModelFacts) -> str | None:
     """
     if not facts.hooks:
         return None
-    known = _hooked.setdefault(facts.model, {})
-    if variant(facts) not in known:
-        with undisturbed(facts):
-            if variant(facts) not in known:
-                known[variant(facts)] = _hooks_effect(facts)
-    effect = known[variant(facts)]
+    effect = _hooked.get(facts, lambda: _hooks_effect(facts))
     if effect is None:
         return None
-    names = ", ".join(sorted(own_hooks(facts.model).values()))
+    names = ", ".join(sorted(own_hooks(facts.modules).values()))
     return f"of forward hooks ({names}): {effect}; docs/models.md says how to write hooks that trees can serve"
 
 
 def _hooks_effect(facts: ModelFacts) -> str | None:
-    """What goes wrong in passes over trees under the hooks, or that nothing can be seen of it."""
+    """What goes wrong in passes over trees under the hooks, or why that cannot be measured."""
     if facts.dtype not in (torch.float32, torch.float64):
         return f"rounding to {str(facts.dtype).removeprefix('torch.')} hides what they do, and none has `{MARK} = True`"
     try:
@@ -182,7 +172,7 @@ def _chain(tokens: Int[Tensor, "B L"]) -> tuple[Int[Tensor, "B L"], Int[Tensor, 
 def _with_siblings(
     tokens: Int[Tensor, "B L"], facts: ModelFacts
 ) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B N"], list[int]]:
-    """A tree with the tokens as a path, each behind a sibling, N = 2 L - 1: its tokens, its parents and the path."""
+    """A tree with the tokens as a path, each after a sibling, N = 2 L - 1: its tokens, its parents and the path."""
     siblings = (tokens + 1) % facts.config.vocab_size
     nodes = torch.stack([siblings, tokens], dim=2).flatten(1)[:, 1:]
     parents = [-1, *(2 * (node // 2) for node in range(nodes.shape[1] - 1))]

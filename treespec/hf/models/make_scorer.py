@@ -12,7 +12,6 @@ from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts, uncom
 from treespec.hf.models.capability import Detection, detect, keeps_states, num_indexed, warn_once
 from treespec.hf.models.plain_scorer import PlainScorer
 from treespec.hf.models.prompt import PromptInputs
-from treespec.hf.models.recurrent_prompt import RecurrentPromptScorer
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.models.rereading_scorer import RereadingScorer
 from treespec.hf.models.selfcheck import Attempt, check_once
@@ -59,10 +58,9 @@ def make_scorer(
         warn_once(facts, detection)
         if not is_fresh:
             raise UnsupportedModelError(f"{facts.name} keeps a state: it takes no static and no filled cache")
-        if prompt is not None and prompt.has_features:
-            return RecurrentPromptScorer(facts, prompt, detection.capability, hidden_layers)
-        return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers)
-    rope = RopeByLength(facts.model)
+        given = prompt if prompt is not None and prompt.has_features else None
+        return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers, prompt=given)
+    rope = RopeByLength(facts.model, facts.modules)
     if facts.forward is not facts.model and rope.is_exceeded_by(max_cache_len):
         reason = f"rope frequencies depend on the length of texts beyond {rope.threshold} tokens"
         raise UnsupportedModelError(f"{facts.name}: {reason}, which compiled passes do not follow")
@@ -72,9 +70,9 @@ def make_scorer(
     elif found.capability != Capability.TREE:
         reason = f"{facts.name} is not known to score rightly from a static cache ({found.reason})"
         raise UnsupportedModelError(f"{reason}: leave out cache_implementation='static'")
-    # Where nothing is drafted, reading a prompt as plain `generate` does makes all its passes the same.
-    has_own_prompt = is_multimodal(facts.model) or found.capability == Capability.PLAIN
-    reread = rereading_length(facts.model)
+    if prompt is not None and found.capability == Capability.PLAIN:
+        return PlainScorer(facts, prompt, hidden_layers, cache)
+    reread = rereading_length(facts.model, rope)
     is_reread = prompt is not None and reread is not None and _crosses(reread, prompt, longest_text)
     make = partial(RereadingScorer, length=reread) if is_reread and reread is not None else TreeScorer
     return make(
@@ -82,15 +80,15 @@ def make_scorer(
         capability=found.capability,
         cache=cache,
         max_cache_len=max_cache_len,
-        prompt=prompt if has_own_prompt else None,
+        prompt=prompt if is_multimodal(facts.model) else None,
         hidden_layers=hidden_layers,
     )
 
 
 def _why_plain(facts: ModelFacts, prompt: PromptInputs, longest_text: int | None) -> str | None:
     """Why a target decodes a long text by the passes of plain `generate`, which no others can replace."""
-    indexed, reread = num_indexed(facts.model), rereading_length(facts.model)
-    rope = RopeByLength(facts.model)
+    indexed, rope = num_indexed(facts), RopeByLength(facts.model, facts.modules)
+    reread = rereading_length(facts.model, rope)
     if indexed is not None and (longest_text is None or longest_text > indexed):
         return (
             f"its layers attend to the tokens with the highest index scores, {indexed} at most, and rounding decides "
@@ -100,7 +98,7 @@ def _why_plain(facts: ModelFacts, prompt: PromptInputs, longest_text: int | None
     if is_reread and (len(prompt.ids) > 1 or prompt.has_features):
         return (
             f"its generate reads a text again by other rope frequencies once it is longer than {reread} tokens: single "
-            "texts without images or sounds, and batches that end before, drafts included, or begin behind decode by "
+            "texts without images or sounds, and batches that end before, drafts included, or begin after it decode by "
             "trees (docs/models.md)"
         )
     if rope.is_exceeded_by(longest_text) and keeps_states(facts.model):

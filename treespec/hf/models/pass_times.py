@@ -15,12 +15,12 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from treespec.errors import TreespecError
-from treespec.hf.devices.weights import local_part, own_forward
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.machine import OtherWork, is_busy, is_quiet, processor
 from treespec.hf.models.make_scorer import AnyScorer, make_scorer
 from treespec.hf.models.static_scorer import StaticScorer
 from treespec.hf.user_cache import cache_folder, read_kept, write_kept
+from treespec.hf.weights import local_part, own_forward
 from treespec.protocols import Capability
 from treespec.tree import ROOT_PARENT
 
@@ -122,7 +122,7 @@ def measure(facts: ModelFacts) -> dict[int, float]:
 
 
 def time_pass(scorer: AnyScorer | StaticScorer, num_nodes: int) -> float:
-    """Seconds of a pass of one row over a tree of so many nodes, none of which stays in the cache."""
+    """Seconds of a pass of one row over a tree of this many nodes, none of which stays in the cache."""
     is_tree = scorer.capability == Capability.TREE
     parents = [[ROOT_PARENT, *((node - 1) // 2 if is_tree else node - 1 for node in range(1, num_nodes))]]
     tokens = torch.ones(1, num_nodes, dtype=torch.int64, device="cpu")  # On the host, as trees are.
@@ -138,7 +138,7 @@ def machine_key(facts: ModelFacts) -> str:
     """A digest of all that a measurement depends on."""
     kinds = Counter(
         (type(module).__name__, _forward_kind(module), *(tuple(local_part(w).shape) for w in own))
-        for module in facts.model.modules()
+        for module in facts.modules.values()
         if (own := [weight for weight in module._parameters.values() if weight is not None])
     )
     device = facts.device

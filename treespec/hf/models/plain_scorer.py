@@ -1,6 +1,6 @@
 """`PlainScorer`: single tokens, scored by exactly the passes of plain `generate`.
 
-For models whose numbers hang on the grouping of tokens into passes so much that any other grouping gives other texts.
+For models whose numbers depend on the grouping of tokens into passes so much that any other grouping gives other texts.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 
 from treespec.errors import TreespecError
+from treespec.hf.cache.caches import is_filled, prefix_length
 from treespec.hf.introspect import ModelFacts, evaluation_mode, pick_layers
 from treespec.hf.models.base import ModelScorer
 from treespec.hf.models.prompt import PromptInputs
@@ -25,13 +26,16 @@ class PlainScorer(ModelScorer):
 
     Args:
         prompt: what `prefill` reads in place of its ids, and one token more.
-        hidden_layers: see `TreeScorer`.
+        hidden_layers, cache: see `TreeScorer`.
     """
 
-    def __init__(self, facts: ModelFacts, prompt: PromptInputs, hidden_layers: Sequence[int] = ()) -> None:
+    def __init__(
+        self, facts: ModelFacts, prompt: PromptInputs, hidden_layers: Sequence[int] = (), cache: Cache | None = None
+    ) -> None:
         super().__init__(facts, Capability.PLAIN, hidden_layers)
         self.max_positions = facts.max_positions
         self._prompt = prompt
+        self._given_cache = cache if cache is not None and is_filled(cache) else None
         self._ids = prompt.ids
         self._arguments: dict[str, Any] = {}
         self._rows: list[int] = []
@@ -44,11 +48,17 @@ class PlainScorer(ModelScorer):
 
     @torch.no_grad()
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
-        """See `CausalScorer`; reads the whole prompt, whose last token is the first root."""
-        cache = DynamicCache(config=self.facts.model.config)
+        """See `CausalScorer`; reads the whole prompt, whose last token is the first root.
+
+        Raises `UnsupportedModelError`: a given cache is not one of a prefix of the prompt.
+        """
+        given, self._given_cache = self._given_cache, None
+        num_cached = 0 if given is None else prefix_length(given, *ids.shape)
+        cache = DynamicCache(config=self.facts.model.config) if given is None else given
         self._arguments = {**self._prompt.arguments, self.facts.cache_argument: cache, "use_cache": True}
         self._ids, self._rows = self._prompt.ids, list(range(len(ids)))
-        scores = self._pass(next_sequence_length=None, is_first_iteration=True)
+        num_new = self._ids.shape[1] - num_cached if num_cached else None
+        scores = self._pass(next_sequence_length=num_new, is_first_iteration=True)
         last = {layer: states[:, -1:] for layer, states in scores.hidden_states.items()}
         self._first_scores = Scores(scores.logits[:, -1:], last)
         return {layer: states[:, :-1] for layer, states in scores.hidden_states.items()}

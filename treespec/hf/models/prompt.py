@@ -4,6 +4,7 @@
 types of tokens. The pass over the prompt gets all of it; nodes are text, which follows the prompt's last position.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,7 @@ from transformers import Cache
 from treespec.errors import UnsupportedModelError
 from treespec.hf.cache.caches import filled_layers
 from treespec.hf.cache.slot_cache import keep_paths
-from treespec.hf.introspect import CACHE_ARGUMENTS, CACHE_NAME, ModelFacts
-from treespec.hf.models.selfcheck import largest_difference, root_tolerance
+from treespec.hf.introspect import CACHE_ARGUMENTS, CACHE_NAME
 
 _BY_TOKEN = {"input_ids", "attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids"}
 """Arguments with one entry per token of the prompt in their last dimension."""
@@ -39,6 +39,11 @@ class PromptInputs:
     def has_features(self) -> bool:
         """Whether there is anything in the prompt but text."""
         return any(name not in _TEXT_ARGUMENTS and _is_given(value) for name, value in self.arguments.items())
+
+    def ends_in_text(self, config: Any) -> bool:
+        """Whether no row's last token stands for an image or a sound."""
+        names = [f"{kind}_token_{suffix}" for kind in ("image", "video", "audio") for suffix in ("id", "index")]
+        return {getattr(config, name, None) for name in names}.isdisjoint(self.ids[:, -1].tolist())
 
     def model_inputs(self, model: Any, cache: Cache, num_cached: int) -> dict[str, Any]:
         """The arguments of `forward` for the tokens that `cache` does not hold."""
@@ -77,28 +82,11 @@ class ReadPrompt:
         """The positions of nodes as the model counts them."""
         return position_ids if self.offsets is None else position_ids + self.offsets.unsqueeze(-1)
 
-    def checked(self, logits: Float[Tensor, "B V"], facts: ModelFacts) -> "ReadPrompt":
-        """After the first tree, with its roots' logits.
-
-        Raises `UnsupportedModelError`: the prompt's last token, read as text, has other logits than before.
-        """
-        if self.last_logits is None:
-            return self
-        difference = float(largest_difference(logits, self.last_logits))
-        tolerance = root_tolerance(facts)
-        if not difference <= tolerance:
-            raise UnsupportedModelError(
-                f"{facts.name} cannot continue this prompt by trees: its last token, read again as text, has logits "
-                f"that differ by {difference:.2g} standard deviations, more than {tolerance:.2g}; a prompt must end in "
-                "text"
-            )
-        return ReadPrompt(self.offsets, None)
-
     def select_rows(self, rows: Int[Tensor, " B"]) -> "ReadPrompt":
         return self if self.offsets is None else ReadPrompt(self.offsets.index_select(-1, rows), None)
 
 
-def prompt_inputs(input_ids: Int[Tensor, "B P"], model_kwargs: dict[str, Any]) -> PromptInputs:
+def prompt_inputs(input_ids: Int[Tensor, "B P"], model_kwargs: Mapping[str, Any]) -> PromptInputs:
     """What plain `generate` reads the prompt with."""
     arguments = {name: value for name, value in model_kwargs.items() if name not in OUTPUTS.union(CACHE_ARGUMENTS)}
     return PromptInputs(input_ids, arguments)
@@ -135,7 +123,7 @@ def drop_last_token(cache: Cache, num_tokens: int, name: str) -> None:
 
 
 def placeholder_ids(config: Any) -> set[int]:
-    """The ids that stand for images and sounds in a prompt, by the configuration; some lie outside the vocabulary."""
+    """The ids that stand for images and sounds in a prompt, by the configuration; some are outside the vocabulary."""
     settings = {name: value for name, value in vars(config).items() if name.endswith(("_token_id", "_token_index"))}
     return {value for value in settings.values() if isinstance(value, int)}
 

@@ -1,7 +1,8 @@
 """`RecurrentScorer`: models whose cache is a state, not a list of tokens, decode chains by snapshot and replay.
 
 Before a chain is scored a snapshot of the layers' states is taken; a commit that keeps less than the whole chain
-restores it and feeds the accepted tokens again.
+restores it and feeds the accepted tokens again. A state cannot be cut back, so a prompt with images or sounds is read
+without its last token, the first root: all rows in one pass, as by plain `generate`, then each gets its own cache.
 """
 
 from collections.abc import Sequence
@@ -13,9 +14,10 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from treespec.errors import TreespecError, UnsupportedModelError
-from treespec.hf.cache.caches import CacheState, restore, snapshot
+from treespec.hf.cache.caches import CacheState, restore, row_cache, snapshot
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.base import ModelScorer
+from treespec.hf.models.prompt import PromptInputs, position_offsets, without_last_token
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import PADDING_PARENT
 
@@ -43,8 +45,10 @@ class RecurrentScorer(ModelScorer):
     Args:
         capability: CHAIN, or PLAIN for models that cannot continue a cache with several tokens in one pass.
         hidden_layers: see `TreeScorer`.
+        prompt: with images or sounds, what the first `prefill` reads in place of its ids.
 
-    Raises `UnsupportedModelError`: TREE was asked for, or the model takes no transformers cache.
+    Raises `UnsupportedModelError`: TREE was asked for, the model takes no transformers cache, or a row of the prompt
+    ends in an image or a sound.
     """
 
     def __init__(
@@ -53,10 +57,14 @@ class RecurrentScorer(ModelScorer):
         *,
         capability: Capability = Capability.CHAIN,
         hidden_layers: Sequence[int] = (),
+        prompt: PromptInputs | None = None,
     ) -> None:
         super().__init__(model, capability, hidden_layers)
         if capability == Capability.TREE:
             raise UnsupportedModelError(f"{self.facts.name} keeps a state that mixes siblings: it scores no trees")
+        if prompt is not None and not prompt.ends_in_text(self.facts.model.config):
+            raise UnsupportedModelError(f"{self.facts.name} cannot continue this prompt: a prompt must end in text")
+        self._prompt = prompt
         self.max_positions = None
         self._cache_argument = self.facts.cache_argument
         self._rows: list[Row] = []
@@ -68,7 +76,10 @@ class RecurrentScorer(ModelScorer):
 
     @torch.no_grad()
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
-        """See `CausalScorer`; hidden states are zero on padding."""
+        """See `CausalScorer`; hidden states are zero on padding. Raises `UnsupportedModelError`: see `row_cache`."""
+        prompt, self._prompt = self._prompt, None
+        if prompt is not None:
+            return self._read_prompt(prompt, mask)
         self._rows = [Row(DynamicCache(config=self.facts.model.config)) for _ in range(ids.shape[0])]
         states = [
             self._feed(row, tokens[valid], has_last_logits_only=True).hidden_states if valid.any() else None
@@ -105,6 +116,19 @@ class RecurrentScorer(ModelScorer):
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self._rows = [self._rows[row] for row in rows]
+
+    def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"]) -> HiddenStates:
+        cache = DynamicCache(config=self.facts.model.config)
+        inputs = prompt.model_inputs(self.facts.model, cache, 0)
+        lengths = mask.sum(1)
+        offsets = position_offsets(inputs.get("position_ids"), lengths.to(self.device))
+        read = without_last_token(inputs, prompt.ids.shape[1])
+        scores = self._run(self.facts.model, read, has_last_logits_only=True)
+        self._rows = [
+            Row(row_cache(cache, number, length), length, None if offsets is None else offsets[..., [number]])
+            for number, length in enumerate(lengths.tolist())
+        ]
+        return {layer: states * mask.unsqueeze(-1).to(states) for layer, states in scores.hidden_states.items()}
 
     def _chain(self, row: Row, tokens: Int[Tensor, " F"], parents: Int[Tensor, " F"]) -> Int[Tensor, " L"]:
         """The row's new tokens without padding."""

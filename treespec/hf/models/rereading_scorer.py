@@ -29,7 +29,7 @@ class RereadingScorer(TreeScorer):
     def __init__(self, facts: ModelFacts, length: int, **options: Any) -> None:
         super().__init__(facts, **options)
         self.last_length = length
-        self._ids = self._mask = torch.empty(1, 0, device="cpu")
+        self._ids = self._mask = torch.empty(1, 0, dtype=torch.int64, device="cpu")
         self._pending = torch.empty(1, 0, dtype=torch.int64, device="cpu")
 
     @torch.no_grad()

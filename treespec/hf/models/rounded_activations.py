@@ -1,20 +1,17 @@
 """Whether quantised layers round their activations too, found by what they return, whichever package made them."""
 
-from collections.abc import Hashable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from transformers import PreTrainedModel
 
 from treespec.hf.introspect import ModelFacts
-from treespec.hf.models.capability import undisturbed, variant
+from treespec.hf.models.capability import MeasuredOnce
 
 LARGEST_SUM_ERROR = 0.004
 """Rounding in float16 makes .001, activations of 8 bits .01 and more."""
 _PLAIN_WEIGHTS = {"Parameter", "Tensor", "NoneType", "method", "DTensor"}
 """The types of weights that are not quantised; a DTensor is a shard of one."""
-_known: WeakKeyDictionary[PreTrainedModel, dict[Hashable, bool]] = WeakKeyDictionary()
+_known: MeasuredOnce[bool] = MeasuredOnce()
 
 
 def rounds_activations(facts: ModelFacts) -> bool:
@@ -24,12 +21,8 @@ def rounds_activations(facts: ModelFacts) -> bool:
     """
     if facts.dtype not in (torch.float32, torch.float64, torch.float16):
         return False
-    known = _known.setdefault(facts.model, {})
-    if variant(facts) not in known:
-        layers = [module for module in facts.model.modules() if _is_quantised(module)]
-        with undisturbed(facts):
-            known[variant(facts)] = not all(_sum_error(layer, facts) <= LARGEST_SUM_ERROR for layer in layers)
-    return known[variant(facts)]
+    layers = (module for module in facts.modules.values() if _is_quantised(module))
+    return _known.get(facts, lambda: not all(_sum_error(layer, facts) <= LARGEST_SUM_ERROR for layer in layers))
 
 
 def _is_quantised(layer: Any) -> bool:

@@ -12,7 +12,6 @@ allowed, below what a wrong ancestor makes (.6 to 1.4 there).
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +20,7 @@ from transformers import PreTrainedModel
 
 from treespec.errors import LogitsError, TreespecError, UnsupportedModelError
 from treespec.hf.introspect import ModelFacts, cache_in, is_multimodal, model_facts
-from treespec.hf.models.capability import Detection, detect, undisturbed, variant
+from treespec.hf.models.capability import Detection, MeasuredOnce, detect, undisturbed
 from treespec.hf.models.rounded_activations import rounds_activations
 from treespec.hf.thread_patches import current, replaced
 from treespec.protocols import Capability, CausalScorer
@@ -48,18 +47,12 @@ ROUNDS: dict[Capability, tuple[Round, ...]] = {
 Attempt = tuple[Capability, Callable[..., CausalScorer]]
 """What to try, and what makes a new scorer, given `max_cache_len`: slots of a static cache, or None."""
 
-_results: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], Detection]] = WeakKeyDictionary()
+_results: MeasuredOnce[Detection] = MeasuredOnce()
 
 
 def check_once(facts: ModelFacts, attempts: Sequence[Attempt], is_static: bool = False) -> Detection:
     """`self_check`, run once per model, dtype, attention, adapters, kinds of weights and cache."""
-    known = _results.setdefault(facts.model, {})
-    key = (variant(facts), is_static)
-    if key not in known:
-        with undisturbed(facts):
-            if key not in known:
-                known[key] = self_check(facts, attempts, is_static)
-    return known[key]
+    return _results.get(facts, lambda: self_check(facts, attempts, is_static), is_static)
 
 
 def self_check(model: PreTrainedModel | ModelFacts, attempts: Sequence[Attempt], is_static: bool = False) -> Detection:
@@ -106,7 +99,7 @@ def check_prompt(facts: ModelFacts) -> Int[Tensor, "1 P"]:
 
 
 def check_tokens(facts: ModelFacts, length: int, seed: int) -> Int[Tensor, "1 L"]:
-    """Random ids from the middle of the vocabulary: special tokens lie at its ends."""
+    """Random ids from the middle of the vocabulary: special tokens are at its ends."""
     size = facts.config.vocab_size
     generator = torch.Generator("cpu").manual_seed(seed)
     return torch.randint(size // 8, max(size // 2, 1), (1, length), generator=generator, device="cpu").to(facts.device)
@@ -178,7 +171,7 @@ def _largest_error(
 
 def root_tolerance(facts: ModelFacts) -> float:
     """What counts as rounding where a token is scored twice, alone and with its prompt: ten times the check's own."""
-    known = [result.tolerance for result in _results.get(facts.model, {}).values()]
+    known = [result.tolerance for result in _results.by_model.get(facts.model, {}).values()]
     # Quantised activations may exceed the limit that would otherwise hide a wrong mask.
     found = max([*known, least_tolerance(facts, facts.dtype)])
     return max(min(OWN_DIFFERENCE_FACTOR * found, LARGEST_TOLERANCE), found)

@@ -1,11 +1,12 @@
 """`TreeScorer`: an attention model from transformers as a `CausalScorer` of trees, for targets and draft models."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
@@ -20,6 +21,7 @@ from treespec.hf.cache.slot_cache import SlotCache
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.base import ModelScorer
 from treespec.hf.models.prompt import PromptInputs, ReadPrompt, drop_last_token
+from treespec.hf.models.selfcheck import largest_difference, root_tolerance
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import ancestor_mask
 
@@ -38,8 +40,7 @@ class TreeScorer(ModelScorer):
         cache: a cache of the prompt's first tokens, which the first `prefill` continues; all of its layers must grow
             and keep all tokens. An empty one is ignored.
         max_cache_len: slots of a static cache; None for a growing one.
-        prompt: what the first `prefill` reads in place of its ids, and one token more: a prompt with images or sounds,
-            or, with `Capability.PLAIN`, any: the passes are then those of plain `generate`.
+        prompt: with images or sounds, what the first `prefill` reads in place of its ids, and one token more.
         hidden_layers: the layers whose hidden states are returned with the logits; see `HiddenStates`.
 
     Raises:
@@ -66,11 +67,10 @@ class TreeScorer(ModelScorer):
             check_cache(self._given_cache)
         self._prompt = prompt
         self._read = None
-        self._first_scores: Scores | None = None
-        self._folded = FoldedAttention(self.facts.model)
+        self._folded = FoldedAttention(self.facts.model, self.facts.modules)
         self._layout = attention_layout(self.facts.config) if capability == Capability.TREE else None
-        self._patches = PositionPatches(self.facts.model)
-        self._rope = RopeByLength(self.facts.model)
+        self._patches = PositionPatches(self.facts.model, self.facts.modules)
+        self._rope = RopeByLength(self.facts.model, self.facts.modules)
         if self._layout is not None:
             self._layout = replace(self._layout, needs_key_positions=bool(self._patches))
         if max_cache_len is not None and not self._patches.fit_static_caches:
@@ -107,7 +107,7 @@ class TreeScorer(ModelScorer):
             )
         given, self._given_cache = self._given_cache, None
         prompt, self._prompt = self._prompt, None
-        self._read, self._first_scores = None, None
+        self._read = None
         num_cached = 0
         start = 0
         if given is not None:
@@ -128,7 +128,8 @@ class TreeScorer(ModelScorer):
         elif ids.shape[1] > num_cached:
             positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, num_cached:]
             attention = TreeAttention(None if is_full else mask.long(), positions)
-            states = self._forward(ids[:, num_cached:], attention, is_prefill=True).hidden_states
+            with self._prepared(ids[:, num_cached:], attention, is_prefill=True) as (inputs, positions):
+                states = self._run(self.facts.model, inputs, positions, has_last_logits_only=True).hidden_states
         self._slots = SlotCache(cache, mask, lengths, self._is_compact)
         return states
 
@@ -153,14 +154,15 @@ class TreeScorer(ModelScorer):
         self._check_single(num_new)
         slots.append(num_new)
         self._parents = pending
-        if self._first_scores is not None:
-            scores, self._first_scores = self._first_scores, None
-            return scores
         attention, (tokens,) = self._attend(slots.slots, pending, num_new).upload(self.device, tokens)
-        with self._patches.applied(attention) as attention:
-            scores = self._forward(tokens, attention)
-        if self._read is not None:
-            self._read = self._read.checked(scores.logits[:, 0], self.facts)
+        with (
+            self._patches.applied(attention) as attention,
+            self._prepared(tokens, attention) as (inputs, positions),
+        ):
+            scores = self._run(self.facts.forward, inputs, positions)
+        if self._read is not None and self._read.last_logits is not None:
+            self._check_roots(scores.logits[:, 0], self._read.last_logits)
+            self._read = replace(self._read, last_logits=None)
         return scores
 
     @torch.no_grad()
@@ -210,35 +212,40 @@ class TreeScorer(ModelScorer):
         mask = torch.nn.functional.pad(slots.mask.long(), (0, num_pending), value=1)
         return TreeAttention(None if slots.is_contiguous else mask, positions)
 
-    def _forward(self, tokens: Int[Tensor, "B F"], attention: TreeAttention, is_prefill: bool = False) -> Scores:
+    @contextmanager
+    def _prepared(
+        self, tokens: Int[Tensor, "B F"], attention: TreeAttention, is_prefill: bool = False
+    ) -> Iterator[tuple[dict[str, Any], Tensor]]:
+        """Inside a pass over these tokens runs as it should, with these inputs and positions."""
         inputs = {"input_ids": tokens, "attention_mask": attention.mask, self.facts.cache_argument: self.cache}
         positions = attention.position_ids if self._read is None else self._read.shifted(attention.position_ids)
-        forward = self.facts.model if is_prefill else self.facts.forward
-        is_eager = forward is self.facts.model
+        is_eager = is_prefill or self.facts.forward is self.facts.model
         is_folded = not is_prefill and is_eager and self.capability != Capability.PLAIN
         with (
             self._rope.applied(positions) if is_eager else nullcontext(),
             self._folded.running() if is_folded else nullcontext(),
         ):
-            return self._run(forward, inputs, positions, is_prefill)
+            yield inputs, positions
 
     def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"], num_cached: int) -> HiddenStates:
-        """Read a whole prompt; its last token leaves the cache again, as the first tree's root.
-
-        In plain decoding that tree is the root alone: it stays, with its scores.
-        """
+        """Read a whole prompt; its last token leaves the cache again, as the first tree's root."""
         cache = self._state.cache
         inputs = prompt.model_inputs(self.facts.model, cache, num_cached)
-        scores = self._call(self.facts.model, inputs, has_last_logits_only=True)
+        scores = self._run(self.facts.model, inputs, has_last_logits_only=True)
         self._read = ReadPrompt.of_pass(inputs.get("position_ids"), mask.sum(1), scores.logits)
         self._rope.start(self._read.shifted(mask.sum(1, keepdim=True)))
-        if self.capability == Capability.PLAIN:
-            self._read = replace(self._read, last_logits=None)
-            last = {layer: states[:, -1:] for layer, states in scores.hidden_states.items()}
-            self._first_scores = Scores(scores.logits[:, -1:], last)
-        else:
-            drop_last_token(cache, prompt.ids.shape[1], self.facts.name)
+        drop_last_token(cache, prompt.ids.shape[1], self.facts.name)
         return {layer: states[:, :-1] for layer, states in scores.hidden_states.items()}
+
+    def _check_roots(self, logits: Float[Tensor, "B V"], expected: Float[Tensor, "B V"]) -> None:
+        """Raise `UnsupportedModelError` where the prompt's last token, read as text, has other logits than before."""
+        difference, tolerance = float(largest_difference(logits, expected)), root_tolerance(self.facts)
+        if not difference <= tolerance:
+            raise UnsupportedModelError(
+                f"{self.facts.name} cannot continue this prompt by trees: its last token, read again as text, has "
+                f"logits that differ by {difference:.2g} standard deviations, more than {tolerance:.2g}; a prompt must "
+                "end in text"
+            )
 
     def _check_depths(self, parents: Int[Tensor, "B N"]) -> None:
         """Raise `ContextFullError` when a pending node's position is beyond the position table."""

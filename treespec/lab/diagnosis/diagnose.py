@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from treespec.engine.stats import PHASES
 from treespec.hf.generation.speculation import TreeSpeculation
-from treespec.lab.diagnosis.cause import LEAST_GAIN, Case, Cause
-from treespec.lab.diagnosis.drafts import DRAFT_CAUSES
-from treespec.lab.diagnosis.evidence import Evidence
-from treespec.lab.diagnosis.fit import explanation, temperature_alone
-from treespec.lab.diagnosis.last_call import evidence_of
-from treespec.lab.diagnosis.speed import Passes, perfect_speedup, speed_of
+from treespec.lab.diagnosis.cause import LEAST_GAIN, Cause
+from treespec.lab.diagnosis.drafts import DRAFT_CAUSES, explanation, temperature_alone
+from treespec.lab.diagnosis.evidence import Evidence, evidence_of
+from treespec.lab.diagnosis.speed import Case
 from treespec.lab.diagnosis.times import TIME_CAUSES, prompt_long
 
 LEAST_STEPS = 8
@@ -46,7 +45,7 @@ class Diagnosis:
     unknown: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The diagnosis as data for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -82,21 +81,18 @@ def diagnose(source: TreeSpeculation | Evidence) -> Diagnosis:
         TraceError: the trace is damaged or gone.
     """
     run = source if isinstance(source, Evidence) else evidence_of(source)
-    mean_ms = run.ms["target"] / run.num_steps
-    mean_nodes = run.num_nodes / run.num_steps
-    # Without a profile passes count as flat: one of any size takes what this run's took.
-    passes = Passes(run.pass_ms or {1: mean_ms}, mean_nodes, mean_ms)
-    case = Case(run, speed_of(run, passes), passes, run.rows_per_step)
-    total = sum(run.ms.values()) - run.ms["processors"]
+    case = Case.of(run)
+    ms = {phase: run.ms(phase) for phase in (*PHASES, "other")}
+    total = sum(ms.values())
     return Diagnosis(
         causes=_causes(case),
         speedup=case.speed.speedup,
-        perfect_speedup=perfect_speedup(case.speed, passes, run.rows_per_step),
+        perfect_speedup=case.perfect_speedup,
         tokens_per_pass=run.tokens_per_step,
-        num_tokens=run.num_emitted,
+        num_tokens=run.stats.num_emitted_tokens,
         num_passes=run.num_steps,
-        ms_per_token=total / (run.tokens_per_step * run.num_steps),
-        shares={phase: ms / total for phase, ms in run.ms.items() if phase != "processors"},
+        ms_per_token=total / run.tokens_per_step,
+        shares={phase: taken / total for phase, taken in ms.items()},
         unknown=list(_unknown(run)),
     )
 
@@ -124,7 +120,7 @@ def _unknown(run: Evidence) -> list[str]:
         found.append(f"what {run.num_steps} passes are too few to say: decode a longer text")
     if run.pass_ms is None:
         found.append("the model's pass times by number of nodes: speeds count a pass of any size as equally long")
-    if run.fits is None:
+    if not run.has_trace:
         found.append(
             "whether the draft's distribution fits, which drafter is right, how sure the target is: record a trace, "
             "TreeSpeculation(..., trace=path)"

@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import log
+from typing import NamedTuple
 
 import numpy as np
 
 from treespec.lab.diagnosis.evidence import Evidence
+from treespec.policies.control.pass_times import PassTimes
 
 LONGEST_DRAFT = 64
 """Tokens of the longest perfect draft that is considered."""
 
 
-class Passes:
-    """Milliseconds of the target's pass over n nodes: the measured curve, scaled to the passes of the run."""
-
-    def __init__(self, pass_ms: Mapping[int, float], mean_nodes: float, mean_ms: float) -> None:
-        points = sorted(pass_ms.items())
-        self._nodes, measured = np.array([n for n, _ in points], float), np.array([ms for _, ms in points])
-        # A pass over fewer nodes takes no longer: what says otherwise was measured while the machine was busy.
-        self._ms = np.minimum.accumulate(measured[::-1])[::-1]
-        self.scale = 1.0
-        self.scale = mean_ms / self(mean_nodes)
-
-    def __call__(self, nodes: float) -> float:
-        slope = 0.0
-        if len(self._nodes) > 1:
-            slope = max(self._ms[-1] - self._ms[-2], 0.0) / (self._nodes[-1] - self._nodes[-2])
-        inside = float(np.interp(nodes, self._nodes, self._ms))
-        return self.scale * (inside + slope * max(nodes - self._nodes[-1], 0.0))
+def pass_ms(passes: PassTimes, nodes: float) -> float:
+    """Milliseconds of the target's pass over so many nodes."""
+    return float(passes.predict(np.array([nodes]))[0])
 
 
 @dataclass(frozen=True)
 class Speed:
     """A run's mean step in milliseconds, and what it emits.
 
-    Plain decoding is modelled as a pass over one node per row with the same processors, stopping and streaming per
-    token.
+    `prefill` is per step too, so that short answers have much of it; `tokens`: per row and step. Plain decoding is
+    modelled as a pass over one node per row (`plain_pass`) with the same processors, stopping and streaming per token
+    (`plain_host`).
     """
 
     draft: float
@@ -46,16 +35,20 @@ class Speed:
     commit: float
     other: float
     prefill: float
-    """Per step, so that short answers have much of it."""
     tokens: float
-    """Per row and step."""
     plain_pass: float
     plain_host: float
-    """Per token of plain decoding, without the pass."""
+
+    @classmethod
+    def of(cls, run: Evidence, passes: PassTimes) -> Speed:
+        ms = {phase: run.ms(phase) for phase in ("draft", "target", "verify", "commit", "other", "prefill")}
+        tokens = run.tokens_per_step
+        host = (ms["verify"] + ms["commit"]) / tokens
+        return cls(**ms, tokens=tokens, plain_pass=pass_ms(passes, run.rows_per_step), plain_host=host)
 
     @property
     def step(self) -> float:
-        """Without the prefill."""
+        """Milliseconds without the prefill."""
         return self.draft + self.target + self.verify + self.commit + self.other
 
     @property
@@ -70,7 +63,7 @@ class Speed:
 
     @property
     def decoding_speedup(self) -> float:
-        """Without reading the prompt."""
+        """Times as fast as plain decoding, prompts excluded."""
         return self.tokens * self.plain / self.step
 
     def but(self, **changes: float) -> float:
@@ -78,29 +71,65 @@ class Speed:
         return replace(self, **changes).speedup
 
 
-def speed_of(run: Evidence, passes: Passes) -> Speed:
-    steps, tokens = run.num_steps, run.tokens_per_step
-    verify, commit = run.ms["verify"] / steps, run.ms["commit"] / steps
-    return Speed(
-        draft=run.ms["draft"] / steps,
-        target=run.ms["target"] / steps,
-        verify=verify,
-        commit=commit,
-        other=run.ms["other"] / steps,
-        prefill=run.ms["prefill"] / steps,
-        tokens=tokens,
-        plain_pass=passes(run.rows_per_step),
-        plain_host=(verify + commit) / tokens,
-    )
+class Case(NamedTuple):
+    """What looks for causes is given; `rows` are at work in a step."""
 
+    run: Evidence
+    speed: Speed
+    passes: PassTimes
+    rows: float
 
-def perfect_speedup(speed: Speed, passes: Passes, num_rows: float) -> float:
-    """With drafts that are always right and cost nothing, of the best length."""
-    best = 0.0
-    for length in range(1, LONGEST_DRAFT + 1):
-        tokens = length + 1
-        host = speed.plain_host * tokens
-        prefill = speed.prefill * tokens / speed.tokens
-        pass_ms = passes(num_rows * tokens)
-        best = max(best, (prefill + tokens * speed.plain) / (prefill + pass_ms + host))
-    return best
+    @classmethod
+    def of(cls, run: Evidence) -> Case:
+        mean_ms, mean_nodes = run.ms("target"), run.nodes_per_row * run.rows_per_step
+        # Without a profile passes count as flat: one of any size takes what this run's took.
+        passes = PassTimes(run.pass_ms or {1: mean_ms, 2: mean_ms})
+        passes.unit_ms *= mean_ms / pass_ms(passes, mean_nodes)  # The measured curve, scaled to this run.
+        return cls(run, Speed.of(run, passes), passes, run.rows_per_step)
+
+    def pass_ms(self, nodes_per_row: float) -> float:
+        return pass_ms(self.passes, self.rows * nodes_per_row)
+
+    def with_one_row(self) -> Case:
+        """The same drafts for a single text: drafting gets cheaper as a plain pass does, other work by the rows."""
+        plain, target = (pass_ms(self.passes, nodes) for nodes in (1, self.run.nodes_per_row))
+        shares = {name: getattr(self.speed, name) / self.rows for name in ("prefill", "verify", "commit", "other")}
+        shares |= {"draft": self.speed.draft * plain / self.speed.plain_pass, "plain_pass": plain}
+        shares |= {"target": target, "plain_host": self.speed.plain_host / self.rows}
+        return self._replace(speed=replace(self.speed, **shares), rows=1.0)
+
+    def with_acceptance(self, least: float) -> float:
+        """Tokens per step and row of the same drafts, if at least this share of them went on at every depth."""
+        tokens, right = 1.0, 1.0
+        for depth, count in sorted(self.run.stats.num_drafted_at_depth.items()):
+            right *= max(self.run.acceptance(depth), least)
+            tokens += right * count / self.run.num_rows
+        return tokens
+
+    def best_size(self) -> tuple[int, float]:
+        """How many of the trees' first nodes are worth their time, and the speed-up with as many."""
+        sizes = range(1, int(self.run.nodes_per_row) + 1)
+        return max(((n, self._speedup_with_nodes(n)) for n in sizes), key=lambda found: found[1])
+
+    def _speedup_with_nodes(self, num_nodes: int) -> float:
+        """The speed-up of trees cut to their first nodes, which have fewer levels to draft."""
+        counts = self.run.stats.num_accepted_at_node
+        accepted = sum(count for node, count in counts.items() if node < num_nodes)
+        draft = self.speed.draft * self._share_of_levels(num_nodes)
+        return self.speed.but(draft=draft, target=self.pass_ms(num_nodes), tokens=1 + accepted / self.run.num_rows)
+
+    def _share_of_levels(self, num_nodes: int) -> float:
+        """Levels of smaller trees of the same shape: drafted nodes to the power that gives this run's levels."""
+        drafted, levels = self.run.nodes_per_row - 1, max(self.run.levels_per_row, 1.0)
+        if num_nodes == 1 or drafted <= 1:
+            return float(num_nodes > 1)
+        return min(((num_nodes - 1) / drafted) ** (log(levels) / log(drafted)), 1.0)
+
+    @property
+    def perfect_speedup(self) -> float:
+        """The speed with drafts that are always right, cost nothing and have the best length."""
+        return max(self._perfect(length + 1) for length in range(1, LONGEST_DRAFT + 1))
+
+    def _perfect(self, tokens: int) -> float:
+        speed, prefill = self.speed, self.speed.prefill * tokens / self.speed.tokens
+        return (prefill + tokens * speed.plain) / (prefill + self.pass_ms(tokens) + speed.plain_host * tokens)

@@ -8,10 +8,9 @@ from treespec.lab.diagnosis.cause import (
     LARGE_BATCH,
     LEAST_GAIN,
     USUAL_HOST,
-    Case,
     Cause,
-    best_size,
 )
+from treespec.lab.diagnosis.speed import Case
 
 
 def tree_too_large(case: Case) -> Cause | None:
@@ -20,11 +19,11 @@ def tree_too_large(case: Case) -> Cause | None:
     here, one = case.pass_ms(run.nodes_per_row), case.pass_ms(1)
     if here < FLAT * one:
         return None
-    size, speedup = best_size(case)
+    size, speedup = case.best_size()
     sizes = f"{run.nodes_per_row:.0f} nodes" + (f" for each of {run.rows_per_step:.0f} rows" * (run.rows_per_step > 1))
     evidence = f"a pass over {sizes} takes {here:.1f} ms, {here / one:.2f} times that over one node per row"
     alone = case.with_one_row()
-    if run.rows_per_step >= LARGE_BATCH and best_size(alone)[1] < LEAST_GAIN * alone.speed.speedup:
+    if run.rows_per_step >= LARGE_BATCH and alone.best_size()[1] < LEAST_GAIN * alone.speed.speedup:
         change = (
             f'smaller trees for batches (tree={size}), none at all for large ones, or tree="auto"; fewer rows at a '
             "time where single answers are to be fast"
@@ -40,7 +39,8 @@ def host_work(case: Case) -> Cause | None:
     run, speed, plain = case.run, case.speed, case.speed.plain_pass
     if speed.commit + speed.other <= EXPENSIVE_HOST * plain:
         return None
-    waits = f"; {run.num_waits / run.num_steps:.1f} waits for the device per step" if run.num_waits else ""
+    num_waits = run.trace.num_waits / run.num_steps
+    waits = f"; {num_waits:.1f} waits for the device per step" if num_waits else ""
     evidence = (
         f"a step spends {speed.commit:.1f} ms on streamer, stopping criteria, caches and learning drafters (commit) "
         f"and {speed.other:.1f} ms outside of all phases, compared with {speed.target:.1f} ms in the target{waits}"
@@ -80,7 +80,7 @@ def processors_expensive(case: Case) -> Cause | None:
     evidence = (
         f"logits processors ({', '.join(names)}) take {spent:.1f} ms of a step's {speed.step:.1f} ms: they run at "
         "every node that the rule visits and, where the draft samples, at every drafted one"
-        f"{'' if case.run.num_waits is not None else '; the time of the rule is part of it, which a trace leaves out'}"
+        f"{'' if case.run.has_trace else '; the time of the rule is part of it, which a trace leaves out'}"
     )
     change = (
         "leave out what the text does not need; write your own without loops over the vocabulary or the text; "
@@ -109,8 +109,8 @@ def verification_expensive(case: Case) -> Cause | None:
 
 def _processor_ms(case: Case) -> float:
     """Per step; of ordinary runs all of verification, where there are processors."""
-    if case.run.num_waits is not None:  # Only traces count waits.
-        return case.run.ms["processors"] / case.run.num_steps
+    if case.run.has_trace:
+        return case.run.ms("processors")
     return case.speed.verify if case.run.about.get("processors") else 0.0
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
 from typing import Any
 
 from treespec.engine.stats import SpeculationStats
 from treespec.lab.measure.estimates import Estimate, bootstrap
 from treespec.lab.measure.paired import Runs, log_speeds, ms_per_token, tokens_per_pass
-from treespec.lab.setting import AUTO
+from treespec.lab.setting import AUTO, Setting
 
 
 @dataclass(frozen=True)
@@ -21,22 +22,16 @@ class Limits:
     max_nodes: int | None = None
     max_latency_ms: float | None = None
 
+    @property
+    def longest_ms(self) -> float:
+        return self.max_latency_ms or math.inf
+
+    def way(self, drafters: tuple[str, ...], tree: str) -> Setting:
+        """A way to decode within the limits."""
+        return Setting(drafters, tree, max_nodes=self.max_nodes, max_latency_ms=self.max_latency_ms)
+
 
 NO_LIMITS = Limits()
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way to decode; see `Setting`."""
-
-    drafters: tuple[str, ...]
-    tree: str
-    rule: str = "auto"
-
-    @property
-    def name(self) -> str:
-        rule = "" if self.rule == "auto" else f", rule {self.rule}"
-        return f"{' + '.join(self.drafters)}: {self.tree}{rule}"
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ class Candidate:
     mean of its steps, prefill left out. `is_right`: greedy outputs are plain's.
     """
 
-    way: Way
+    way: Setting
     speed: Estimate
     log_speeds: list[float]
     ms_per_token: float
@@ -61,13 +56,13 @@ class Candidate:
         return {"name": self.way.name, "speed": speed, **numbers, "is_right": self.is_right}
 
 
-def make_candidate(way: Way, runs: Runs, stats: Sequence[SpeculationStats], is_right: bool) -> Candidate:
+def make_candidate(way: Setting, runs: Runs, stats: Sequence[SpeculationStats], is_right: bool) -> Candidate:
     """A candidate's numbers from its paired runs and its statistics."""
-    logs = log_speeds(runs, way.name)
+    logs = list(chain.from_iterable(log_speeds(runs, way.name)))
     seconds = sum(sum(one.seconds.values()) - one.seconds["prefill"] for one in stats)
     return Candidate(
         way=way,
-        speed=Estimate(*(math.exp(value) for value in bootstrap(logs))),
+        speed=Estimate(*map(math.exp, bootstrap(logs))),
         log_speeds=logs,
         ms_per_token=median(map(ms_per_token, runs[way.name].values())),
         tokens_per_pass=median(map(tokens_per_pass, runs[way.name].values())),
@@ -81,13 +76,12 @@ def pick(candidates: Sequence[Candidate], limits: Limits = NO_LIMITS) -> Candida
 
     A fixed chain or tree must be faster than "auto" beyond the paired noise: "auto" adapts to what was not measured.
     """
-    longest = limits.max_latency_ms or math.inf
-    right = [c for c in candidates if c.is_right and (c.way.tree == AUTO or c.step_ms <= longest)]
-    best = max(right, key=lambda candidate: candidate.speed.value, default=None)
-    autos = [candidate for candidate in right if candidate.way.tree == AUTO]
-    if best is not None and autos:
-        auto = max(autos, key=lambda candidate: candidate.speed.value)
-        best = best if is_faster(best, auto) else auto
+    right = [c for c in candidates if c.is_right and (c.way.tree == AUTO or c.step_ms <= limits.longest_ms)]
+    right.sort(key=lambda candidate: -candidate.speed.value)
+    best = next(iter(right), None)
+    auto = next((candidate for candidate in right if candidate.way.tree == AUTO), None)
+    if best is not None and auto is not None and not is_faster(best, auto):
+        best = auto
     return None if best is None or best.speed.value <= 1 else best
 
 

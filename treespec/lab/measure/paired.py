@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import log
+from math import exp, log
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -99,7 +99,7 @@ def timed_call(model: Any, inputs: Mapping[str, Tensor], options: Mapping[str, A
 
 
 def up_to_end(row: list[int], ends: set[int]) -> list[int]:
-    """A row without what pads it behind its end-of-sequence token, which stays."""
+    """A row without what pads it after its end-of-sequence token, which stays."""
     return row[: next((number for number, token in enumerate(row, start=1) if token in ends), len(row))]
 
 
@@ -152,12 +152,16 @@ class Bench:
 
     def agreements(self, plains: Mapping[str, Plain], runs: Mapping[str, Sequence[Run]]) -> dict[str, Agreement]:
         """By prompt: the agreement with plain decoding, the worst over the rounds."""
-        agreements = {}
+        found = {}
         for name, rounds in runs.items():
             ids = self.inputs[name]["input_ids"][0]
-            found = [compare(self.model, ids, plains[name], run.tokens) for run in rounds]
-            agreements[name] = min(found, key=lambda agreement: (agreement.is_right, agreement.is_identical))
-        return agreements
+            ours = [compare(self.model, ids, plains[name], run.tokens) for run in rounds]
+            found[name] = min(ours, key=lambda agreement: (agreement.is_right, agreement.is_identical))
+        return found
+
+    def num_calls(self, num_contestants: int, num_rounds: int) -> int:
+        """Calls of `generate` by `measure_checked`: references, one of each contestant for warming up, the rounds."""
+        return len(self.inputs) + (num_rounds * len(self.inputs) + 1) * num_contestants
 
 
 def in_turn(
@@ -169,7 +173,7 @@ def in_turn(
 ) -> Iterator[tuple[str, dict[str, Run]]]:
     """Every prompt by every contestant, once per round in rotating order, after one decoding each that does not count.
 
-    Yields a prompt's name and its runs by contestant. `advance` is called after each of `num_decodings` decodings.
+    Yields a prompt's name and its runs by contestant. `advance` is called after each decoding.
     """
     for contestant in contestants if prompts else ():
         contestant.start(bench)(prompts[0])
@@ -185,20 +189,21 @@ def in_turn(
             yield prompt, {contestant.name: found[contestant.name] for contestant in contestants}
 
 
-def measure(
+def measure_checked(
     contestants: Sequence[Contestant], bench: Bench, num_rounds: int, advance: Callable[[], object] = lambda: None
-) -> Runs:
-    """All prompts of the bench `in_turn`."""
+) -> tuple[Runs, Agreements]:
+    """All prompts of the bench `in_turn`, and whether greedy outputs are plain's; of sampled ones nothing is known."""
+    plains = {}
+    for prompt in bench.inputs:
+        plains[prompt] = bench.reference(prompt)
+        advance()
     runs: Runs = {c.name: {name: [] for name in bench.inputs} for c in contestants}
     for prompt, found in in_turn(contestants, bench, num_rounds, list(bench.inputs), advance):
         for name, run in found.items():
             runs[name][prompt].append(run)
-    return runs
-
-
-def num_decodings(num_contestants: int, num_prompts: int, num_rounds: int) -> int:
-    """Calls of `generate` in all, one of each contestant for warming up included."""
-    return (num_rounds * num_prompts + 1) * num_contestants
+    if bench.sampling.get("do_sample"):
+        return runs, {name: {} for name in runs}
+    return runs, {name: bench.agreements(plains, mine) for name, mine in runs.items()}
 
 
 def ms_per_token(rounds: Iterable[Run]) -> float:
@@ -213,39 +218,28 @@ def tokens_per_pass(rounds: Iterable[Run]) -> float:
 
 def speeds(runs: Runs, name: str) -> list[float]:
     """By prompt, how many times as fast as plain decoding: the median over rounds of the ratio within a round."""
-    pairs = [zip(runs[PLAIN][prompt], rounds, strict=True) for prompt, rounds in runs[name].items()]
-    return [median(plain.ms_per_token / mine.ms_per_token for plain, mine in rounds) for rounds in pairs]
+    return [median(map(exp, logs)) for logs in log_speeds(runs, name)]
 
 
-def log_speeds(runs: Runs, name: str) -> list[float]:
+def log_speeds(runs: Runs, name: str) -> list[list[float]]:
     """By prompt and round, the logarithm of how many times as fast as plain decoding."""
     pairs = [zip(runs[PLAIN][prompt], rounds, strict=True) for prompt, rounds in runs[name].items()]
-    return [log(plain.ms_per_token / mine.ms_per_token) for rounds in pairs for plain, mine in rounds]
+    return [[log(plain.ms_per_token / mine.ms_per_token) for plain, mine in rounds] for rounds in pairs]
 
 
 def verdict(agreements: Sequence[Agreement]) -> str:
     """How many outputs are plain's, near-ties and other differences apart."""
     same, ties = sum(a.is_identical for a in agreements), sum(a.is_excused for a in agreements)
     wrong = len(agreements) - same - ties
-    parts = [
-        f"{same} of {len(agreements)}",
-        f"{ties} differ after a tie" if ties else "",
-        f"{wrong} WRONG" if wrong else "",
-    ]
-    return ", ".join(part for part in parts if part)
+    found = f"{same} of {len(agreements)}" + f", {ties} differ after a tie" * bool(ties)
+    return found + f", {wrong} WRONG" * bool(wrong)
 
 
 def raw_numbers(runs: Runs, agreements: Agreements) -> dict[str, dict[str, dict[str, Any]]]:
     """Every run's time, length and passes, to compute the tables from, as plain data."""
-    return {
-        name: {
-            prompt: {
-                "seconds": [run.seconds for run in rounds],
-                "num_tokens": rounds[0].num_tokens,
-                "num_passes": [run.num_passes for run in rounds],
-                **vars(agreements[name][prompt]),
-            }
-            for prompt, rounds in mine.items()
-        }
-        for name, mine in runs.items()
-    }
+
+    def of(rounds: Sequence[Run], agreement: Agreement) -> dict[str, Any]:
+        seconds, passes = [run.seconds for run in rounds], [run.num_passes for run in rounds]
+        return {"seconds": seconds, "num_tokens": rounds[0].num_tokens, "num_passes": passes, **vars(agreement)}
+
+    return {n: {p: of(rounds, agreements[n][p]) for p, rounds in mine.items()} for n, mine in runs.items()}

@@ -7,9 +7,9 @@ decoding and with each other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from types import MappingProxyType
 from typing import Any
@@ -20,17 +20,8 @@ from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.loading.named import LOOKUPS, SHIPPED, default_drafters, has_shipped
 from treespec.hf.machine import OtherWork, is_busy, is_quiet
 from treespec.hf.models.pass_times import Profile, pass_profile
-from treespec.lab.measure.candidates import NO_LIMITS, Candidate, Limits, Way, is_faster, make_candidate, pick
-from treespec.lab.measure.paired import (
-    PLAIN,
-    Bench,
-    Contestant,
-    Run,
-    measure,
-    ms_per_token,
-    num_decodings,
-)
-from treespec.lab.selftest.agreement import Plain
+from treespec.lab.measure.candidates import NO_LIMITS, Candidate, Limits, is_faster, make_candidate, pick
+from treespec.lab.measure.paired import PLAIN, Bench, Contestant, measure_checked, ms_per_token
 from treespec.lab.setting import AUTO, Setting, machine_facts, model_sizes
 from treespec.lab.setting import PLAIN as PLAIN_TREE
 from treespec.policies import Control
@@ -97,7 +88,6 @@ def tune(
     if best is not None and bench.sampling.get("do_sample"):
         best, ruled = search.best_rule(best)
         candidates += ruled
-    way = Way(default_drafters(name), PLAIN_TREE) if best is None else best.way
     share = work.share()
     warnings = _warnings(best, candidates, limits, plain_ms, max(share or 0.0, profile.others_share or 0.0))
     measured = {
@@ -107,16 +97,12 @@ def tune(
         "plain": {"ms_per_token": round(plain_ms, 3)},
         "candidates": [candidate.as_dict() for candidate in candidates],
         "forecasts": {" + ".join(names): _shown(found) for names, found in forecasts.items()},
-        "acceptance": {" + ".join(names): shares for names, shares in search.acceptance.items()},
-        "prompts": len(bench.inputs),
-        "rounds": num_rounds,
-        "new_tokens": bench.num_new,
-        "sampling": dict(bench.sampling),
+        **search.about(),
         "warnings": warnings,
     }
+    way = limits.way(default_drafters(name), PLAIN_TREE) if best is None else best.way
     facts = {"model": name, "sizes": model_sizes(model), "machine": machine_facts(model), "measured": measured}
-    setting = Setting(way.drafters, way.tree, way.rule, limits.max_nodes, limits.max_latency_ms, **facts)
-    return Tuned(setting, best, candidates, warnings)
+    return Tuned(replace(way, **facts), best, candidates, warnings)
 
 
 @dataclass
@@ -141,21 +127,27 @@ class _Search:
         self.acceptance[names] = [[round(share, 3) for share in ranks] for ranks in shares]
         return control.forecasts()
 
-    def measure(self, ways: Sequence[Way]) -> tuple[list[Candidate], float]:
+    def measure(self, ways: Sequence[Setting]) -> tuple[list[Candidate], float]:
         """The ways measured in pairs, and plain decoding's milliseconds per token."""
-        stats = {way: list[SpeculationStats]() for way in ways}
-        contestants = [Contestant(PLAIN, dict), *(Contestant(w.name, self._options(w, stats[w])) for w in ways)]
-        total = num_decodings(len(contestants), len(self.bench.inputs), self.num_rounds)
-        is_greedy, self.num_done = not self.bench.sampling.get("do_sample"), 0
-        plains = {prompt: self.bench.reference(prompt) for prompt in self.bench.inputs} if is_greedy else None
-        step = "the best, in pairs"
-        runs = measure(contestants, self.bench, self.num_rounds, lambda: self._advance(step, total))
-        right = {way: plains is None or self._is_right(plains, runs[way.name]) for way in ways}
-        candidates = [make_candidate(way, runs, stats[way], right[way]) for way in ways]
+        stats = [list[SpeculationStats]() for _ in ways]
+        contestants = [Contestant(PLAIN, dict)]
+        contestants += [Contestant(way.name, self._options(way, own)) for way, own in zip(ways, stats, strict=True)]
+        total, self.num_done = self.bench.num_calls(len(contestants), self.num_rounds), 0
+        advance = partial(self._advance, "the best, in pairs", total)
+        runs, found = measure_checked(contestants, self.bench, self.num_rounds, advance)
+        right = {name: all(agreement.is_right for agreement in mine.values()) for name, mine in found.items()}
+        candidates = [make_candidate(w, runs, own, right[w.name]) for w, own in zip(ways, stats, strict=True)]
         return candidates, median(map(ms_per_token, runs[PLAIN].values()))
 
-    def _is_right(self, plains: Mapping[str, Plain], runs: Mapping[str, Sequence[Run]]) -> bool:
-        return all(agreement.is_right for agreement in self.bench.agreements(plains, runs).values())
+    def about(self) -> dict[str, Any]:
+        """What was decoded and how, for the setting's `measured`."""
+        return {
+            "acceptance": {" + ".join(names): shares for names, shares in self.acceptance.items()},
+            "prompts": len(self.bench.inputs),
+            "rounds": self.num_rounds,
+            "new_tokens": self.bench.num_new,
+            "sampling": dict(self.bench.sampling),
+        }
 
     def best_rule(self, best: Candidate) -> tuple[Candidate, list[Candidate]]:
         """The candidate with the rule that is faster than "auto" beyond the noise, if one is; and all other rules."""
@@ -164,18 +156,17 @@ class _Search:
         faster = [candidate for candidate in others if is_faster(candidate, first)]
         return max(faster, key=lambda candidate: candidate.speed.value, default=best), others
 
-    def _runs(self, way: Way) -> bool:
+    def _runs(self, way: Setting) -> bool:
         try:
             self.bench.decode(next(iter(self.bench.inputs)), self._options(way, [])())
         except RuleMismatchError:
             return False
         return True
 
-    def _options(self, way: Way, stats: list[SpeculationStats]) -> Callable[[], dict[str, Any]]:
+    def _options(self, way: Setting, stats: list[SpeculationStats]) -> Callable[[], dict[str, Any]]:
         def make() -> dict[str, Any]:
-            setting = Setting(way.drafters, way.tree, way.rule, self.limits.max_nodes, self.limits.max_latency_ms)
             drafters = self.make_drafters(way.drafters)
-            speculation = TreeSpeculation(drafters, tree=setting.policy(), verification=way.rule)
+            speculation = TreeSpeculation(drafters, tree=way.policy(), verification=way.rule)
             stats.append(speculation.total_stats)
             return {"custom_generate": speculation}
 
@@ -186,20 +177,18 @@ class _Search:
         self.advance(what, self.num_done, total)
 
 
-def _finalists(forecasts: Mapping[tuple[str, ...], Mapping[str, Forecast]], limits: Limits) -> list[Way]:
+def _finalists(forecasts: Mapping[tuple[str, ...], Mapping[str, Forecast]], limits: Limits) -> list[Setting]:
     """ "auto", the best chain and the best tree of the sets of drafters predicted to be fastest."""
-    longest = limits.max_latency_ms or math.inf
-    allowed = {
-        names: {n: f for n, f in found.items() if n != PLAIN_TREE and f.step_ms <= longest}
-        for names, found in forecasts.items()
-    }
-    rates = {names: max((f.tokens_per_second for f in found.values()), default=0.0) for names, found in allowed.items()}
+    allowed = {}
+    for names, found in forecasts.items():
+        short = {n: f for n, f in found.items() if n != PLAIN_TREE and f.step_ms <= limits.longest_ms}
+        allowed[names] = {n: f.tokens_per_second for n, f in short.items()}
     ways = []
-    for names in sorted(rates, key=lambda names: -rates[names])[:NUM_FINALISTS]:
-        ways.append(Way(names, AUTO))
+    for names in sorted(allowed, key=lambda names: -max(allowed[names].values(), default=0.0))[:NUM_FINALISTS]:
+        ways.append(limits.way(names, AUTO))
         for kind in ("chain", "tree"):
-            mine = {n: f.tokens_per_second for n, f in allowed[names].items() if n.startswith(kind)}
-            ways += [Way(names, max(mine, key=mine.__getitem__))] if mine else []
+            mine = {n: rate for n, rate in allowed[names].items() if n.startswith(kind)}
+            ways += [limits.way(names, max(mine, key=mine.__getitem__))] if mine else []
     return ways
 
 

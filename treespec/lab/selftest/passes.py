@@ -9,7 +9,7 @@ from treespec.hf.models.capability import keeps_states, undisturbed
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.selfcheck import largest_difference, path_logits, tolerance_of
 from treespec.hf.models.tree_scorer import TreeScorer
-from treespec.lab.selftest.report import FAILED, OK, WARNING, Finding
+from treespec.lab.selftest.report import FAILED, OK, WARNING, Outcome
 from treespec.lab.selftest.subject import Subject
 from treespec.protocols import Capability
 
@@ -17,14 +17,13 @@ PARENTS = (-1, 0, 0, 0, 1, 2, 3, 3)
 """Three children of the root; the path that is looked at goes by the third one to its first child."""
 PATH = (0, 3, 6)
 OTHERS = (1, 2, 4, 5, 7)
-NAME = "tree logits"
 
 
-def check_passes(subject: Subject) -> list[Finding]:
+def check_passes(subject: Subject) -> Outcome:
     """Score a tree after a real prompt, commit a path, score another; compare with uncached passes along the paths."""
     found = make_scorer(subject.facts)
     if keeps_states(subject.model):
-        return [Finding(NAME, WARNING, "layers that keep states mix siblings: it decodes by chains, without trees")]
+        return WARNING, "layers that keep states mix siblings: it decodes by chains, without trees"
     with undisturbed(subject.facts):
         prompt = subject.prompts[0][None]
         tolerance = tolerance_of(subject.facts, prompt)
@@ -36,15 +35,15 @@ def check_passes(subject: Subject) -> list[Finding]:
         after = _error(subject, scorer, torch.cat([prompt[:, :-1], tokens[:, list(PATH)]], 1), 2)
         numbers = f"{max(fresh, after):.1e} standard deviations of the logits, {tolerance:.1e} are rounding"
         if fresh <= tolerance and after <= tolerance:
-            return [Finding(NAME, OK, f"agree with path logits: at most {numbers}")]
-        cause = _cause(subject, tolerance) if not fresh <= tolerance else AFTER_COMMIT
+            return OK, f"agree with path logits: at most {numbers}"
+        cause = (
+            _cause(subject, tolerance)
+            if not fresh <= tolerance
+            else "after a commit the cache does not hold the accepted path"
+        )
     if found.capability == Capability.TREE:
-        return [Finding(NAME, FAILED, f"differ from path logits by {numbers}: {cause}")]
-    text = f"differ from path logits by {numbers} ({cause}): it decodes by chains or plainly, which is exact but slower"
-    return [Finding(NAME, WARNING, text)]
-
-
-AFTER_COMMIT = "after a commit the cache does not hold the accepted path"
+        return FAILED, f"differ from path logits by {numbers}: {cause}"
+    return WARNING, f"differ from path logits by {numbers} ({cause}): it decodes by chains or plainly, exact but slower"
 
 
 def _error(subject: Subject, scorer: TreeScorer, committed: Tensor, seed: int) -> float:
@@ -82,7 +81,5 @@ def _tokens(subject: Subject, seed: int) -> Tensor:
     """Different tokens for all nodes, int64 [1, N], from the middle of the vocabulary."""
     size = subject.facts.num_logits
     generator = torch.Generator("cpu").manual_seed(seed)
-    middle = torch.arange(size, device="cpu")[size // 8 :]
-    return middle[torch.randperm(len(middle), generator=generator, device="cpu")[: len(PARENTS)]][None].to(
-        subject.facts.device
-    )
+    order = size // 8 + torch.randperm(size - size // 8, generator=generator, device="cpu")
+    return order[None, : len(PARENTS)].to(subject.facts.device)

@@ -1,13 +1,17 @@
 """What a self-test found, for people (text, Markdown) and for programs (JSON)."""
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from treespec.errors import ConfigError
+from treespec.lab.tables import markdown_table
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "FAILED", "skipped"
+Outcome = tuple[str, str]
+"""One of them, and what was seen."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class CheckReport:
     @property
     def verdict(self) -> str:
         """One sentence."""
-        count = {outcome: sum(f.outcome == outcome for f in self.findings) for outcome in (OK, WARNING, FAILED)}
+        count = Counter(finding.outcome for finding in self.findings)
         if self.is_right:
             return f"Exact as far as tested: {count[OK]} checks passed, {count[WARNING]} warnings."
         names = ", ".join(finding.name for finding in self.failures)
@@ -52,11 +56,9 @@ class CheckReport:
 
     def markdown(self) -> str:
         about = "\n".join(f"- {name}: {value}" for name, value in self.about.items())
-        rows = "\n".join(
-            f"| {f.name} | {f.outcome} | {f.text.replace('|', '/')} | {f.seconds:.1f} |" for f in self.findings
-        )
-        table = f"| check | outcome | seen | seconds |\n| --- | --- | --- | --- |\n{rows}\n"
-        return f"# Self-test of treespec\n\n{self.verdict}\n\n{about}\n\n{table}"
+        rows = [[f.name, f.outcome, f.text.replace("|", "/"), f"{f.seconds:.1f}"] for f in self.findings]
+        table = markdown_table(["check", "outcome", "seen", "seconds"], rows)
+        return f"# Self-test of treespec\n\n{self.verdict}\n\n{about}\n\n{table}\n"
 
     def __str__(self) -> str:
         lines = [f"{f.outcome:8}{f.name}: {f.text}" for f in self.findings]
@@ -66,8 +68,7 @@ class CheckReport:
         """Write *.md or *.json. Raises `ConfigError`: any other name."""
         path = Path(path)
         check_report_path(path)
-        text = json.dumps(self.as_dict(), indent=1) + "\n" if path.suffix == ".json" else self.markdown()
-        path.write_text(text)
+        path.write_text(json.dumps(self.as_dict(), indent=1) + "\n" if path.suffix == ".json" else self.markdown())
 
 
 def check_report_path(path: Path) -> None:

@@ -8,7 +8,8 @@ the target's distribution there. A p-value below 0.001 is confirmed by as many s
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -18,9 +19,9 @@ from torch import Tensor
 
 from treespec.engine.stats import StepRecord
 from treespec.hf.generation.speculation import TreeSpeculation
-from treespec.lab.selftest.report import FAILED, OK, SKIPPED, WARNING, Finding
+from treespec.lab.selftest.drafters import TableDrafter
+from treespec.lab.selftest.report import FAILED, OK, SKIPPED, WARNING, Outcome
 from treespec.lab.selftest.subject import Subject
-from treespec.lab.selftest.table_drafter import TableDrafter
 from treespec.policies import Chain, KAry
 from treespec.protocols import TreePolicy
 from treespec.testing import Context, Continuations, enumerate_continuations, g_test, uncached
@@ -72,83 +73,73 @@ class Tally:
                 return
 
 
-@dataclass(frozen=True)
-class Sampler:
-    """Draws continuations of the beginning of the subject's last prompt.
-
-    Args:
-        num_samples: at most so many, and as many again where a p-value is suspect.
-        seconds: or until so much time is spent.
-        advance: called with the share that is done.
-    """
-
-    subject: Subject
-    num_samples: int
-    seconds: float
-    advance: Callable[[float], None] = lambda share: None
-
-    @property
-    def prompt(self) -> Tensor:
-        return self.subject.prompts[-1][:PROMPT_LENGTH]
-
-    def table(self) -> Continuations:
-        caught: list[Any] = []
-
-        def catch(model: Any, input_ids: Tensor, logits_processor: Any, *args: Any, **kwargs: Any) -> Tensor:
-            caught.append(logits_processor)
-            return input_ids
-
-        self.generate(1, catch)
-        return enumerate_continuations(uncached(self.subject.model, self.prompt, caught[0]), NUM_TOKENS)
-
-    def draw(self, speculation: TreeSpeculation, seed: int) -> Tally:
-        tally = Tally()
-        start = perf_counter()
-        batch = 0
-        num_rows = max(16, min(256, self.num_samples, 2**22 // self.subject.facts.num_logits))
-        while tally.texts.total() < self.num_samples and (not batch or self._has_time(start)):
-            changes = {"seed": seed + batch, "record_steps": True}
-            speculation.options = replace(speculation.options, **changes)
-            out = self.generate(num_rows, speculation)
-            new = out[:, len(self.prompt) :].tolist()
-            tally.add([tuple(row) for row in new], speculation.steps)
-            batch += 1
-            self.advance(max(tally.texts.total() / self.num_samples, (perf_counter() - start) / self.seconds))
-        return tally
-
-    def _has_time(self, start: float) -> bool:
-        return self.subject.facts.ranks.agree("clock", perf_counter() - start < self.seconds)
-
-    def generate(self, num_rows: int, speculation: Any) -> Tensor:
-        inputs = self.subject.inputs(self.prompt, num_rows)
-        lengths = {"min_new_tokens": NUM_TOKENS, "max_new_tokens": NUM_TOKENS, "pad_token_id": 0}
-        return self.subject.model.generate(**inputs, **lengths, **OPTIONS, custom_generate=speculation)
-
-
-def check_sampling(sampler: Sampler, speculation: TreeSpeculation | None, name: str) -> list[Finding]:
-    """G-tests of the given speculation; None: of the given rule with a drafter that draws from a distorted target."""
-    table = sampler.table()
-    seed = sampler.subject.seed
+def check_sampling(subject: Subject) -> Outcome:
+    """G-tests of the given rule with a drafter that draws from a distorted target."""
+    table = _table(subject)
+    speculation = _distorted(subject, table)
     if speculation is None:
-        speculation = _distorted(sampler, table, seed)
-        if speculation is None:
-            rule = sampler.subject.verification
-            return [Finding(name, SKIPPED, f"rule '{rule.name}' verifies none of the self-test's trees")]
-    values = {}
+        return SKIPPED, f"rule '{subject.verification.name}' verifies none of the self-test's trees"
+    return _test(subject, table, speculation)
+
+
+def check_given_sampling(subject: Subject) -> Outcome:
+    """G-tests of the given speculation."""
+    assert subject.speculation is not None
+    return _test(subject, _table(subject), copy(subject.speculation))
+
+
+def _test(subject: Subject, table: Continuations, speculation: TreeSpeculation) -> Outcome:
+    values: dict[str, float] = {}
     tally = Tally()
     for attempt in (0, 1):
-        tally = sampler.draw(speculation, seed + 10_000 * attempt)
+        tally = _draw(subject, speculation, subject.seed + 10_000 * attempt)
         fresh = p_values(tally, table)
         values = {part: max(value, values.get(part, 0.0)) for part, value in fresh.items()}
         if min(values.values()) >= SUSPECT:
             break
     numbers = ", ".join(f"{part} p = {value:.2g}" for part, value in values.items())
     numbers = f"{tally.texts.total()} continuations of {NUM_TOKENS} tokens, {len(table.joint)} possible: {numbers}"
-    if min(values.values()) >= SUSPECT:
-        if tally.texts.total() < FEW:
-            return [Finding(name, WARNING, f"too few samples to find much, give it more seconds ({numbers})")]
-        return [Finding(name, OK, numbers)]
-    return [Finding(name, FAILED, f"{cause(values, tally)} ({numbers})")]
+    if min(values.values()) < SUSPECT:
+        return FAILED, f"{cause(values, tally)} ({numbers})"
+    if tally.texts.total() < FEW:
+        return WARNING, f"too few samples to find much, give it more seconds ({numbers})"
+    return OK, numbers
+
+
+def _draw(subject: Subject, speculation: TreeSpeculation, seed: int) -> Tally:
+    """As many samples as there are to be, or time for."""
+    tally, start, batch = Tally(), perf_counter(), 0
+    num_rows = max(16, min(256, subject.num_samples, 2**22 // subject.facts.num_logits))
+    while tally.texts.total() < subject.num_samples and (not batch or _has_time(subject, start)):
+        speculation.options = replace(speculation.options, seed=seed + batch, record_steps=True)
+        new = _generate(subject, num_rows, speculation)[:, -NUM_TOKENS:].tolist()
+        tally.add([tuple(row) for row in new], speculation.steps)
+        batch += 1
+        spent = (perf_counter() - start) / subject.seconds
+        subject.advance(max(tally.texts.total() / subject.num_samples, spent))
+    return tally
+
+
+def _has_time(subject: Subject, start: float) -> bool:
+    return subject.facts.ranks.agree("clock", perf_counter() - start < subject.seconds)
+
+
+def _generate(subject: Subject, num_rows: int, speculation: Any) -> Tensor:
+    inputs = subject.inputs(subject.prompts[-1][:PROMPT_LENGTH], num_rows)
+    lengths = {"min_new_tokens": NUM_TOKENS, "max_new_tokens": NUM_TOKENS, "pad_token_id": 0}
+    return subject.model.generate(**inputs, **lengths, **OPTIONS, custom_generate=speculation)
+
+
+def _table(subject: Subject) -> Continuations:
+    """The exact distribution, under the processors that `generate` makes of `OPTIONS`."""
+    caught: list[Any] = []
+
+    def catch(model: Any, input_ids: Tensor, logits_processor: Any, *args: Any, **kwargs: Any) -> Tensor:
+        caught.append(logits_processor)
+        return input_ids
+
+    ids = _generate(subject, 1, catch)
+    return enumerate_continuations(uncached(subject.model, ids[0], caught[0]), NUM_TOKENS)
 
 
 def p_values(tally: Tally, table: Continuations) -> dict[str, float]:
@@ -186,14 +177,13 @@ def cause(values: dict[str, float], tally: Tally) -> str:
     )
 
 
-def _distorted(sampler: Sampler, table: Continuations, seed: int) -> TreeSpeculation | None:
+def _distorted(subject: Subject, table: Continuations) -> TreeSpeculation | None:
     """Speculation with the given rule on the first kind of sampled trees that it verifies."""
-    subject = sampler.subject
     kinds: list[TreePolicy] = [KAry((2, 2), children=c) for c in ("without_replacement", "iid", "selected")]
     for policy in (*kinds, Chain(2)):
         drafter = TableDrafter(table, subject.facts.num_logits)
-        speculation = TreeSpeculation(drafter, tree=policy, seed=seed, record_steps=True)
-        sampler.generate(1, speculation)
+        speculation = TreeSpeculation(drafter, tree=policy, seed=subject.seed, record_steps=True)
+        _generate(subject, 1, speculation)
         trees = TreeBatch.from_trees([tree for step in speculation.steps for tree in step.trees])
         if subject.verification == "auto" or subject.verification.reason_against(trees) is None:
             return TreeSpeculation(drafter, tree=policy, verification=subject.verification)

@@ -1,6 +1,6 @@
 """What is tested: the model, how it speculates, and the texts that it is tested on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from treespec.errors import ConfigError
-from treespec.hf.generation.call import Options
+from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import ModelFacts
 from treespec.lab.selftest.agreement import TIE, Plain, plain_greedy
 
@@ -21,23 +21,29 @@ TEXTS = (
 LENGTHS = (21, 14, 9)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Subject:
     """A model under test.
 
     Args:
         facts: of the model.
-        options: how it speculates; None: by drafters of the self-test only.
+        speculation: how it speculates; None: by drafters of the self-test only.
         prompts: int64 [P] each, at least two, of different lengths.
         num_new: tokens of a greedy text.
         seed: of all that is drawn.
+        num_samples: of a G-test, at most this many, and as many again where a p-value is suspect.
+        seconds: of sampling, at most.
+        advance: called with the share of the running check that is done.
     """
 
     facts: ModelFacts
-    options: Options | None
+    speculation: TreeSpeculation | None
     prompts: tuple[Tensor, ...]
     num_new: int
     seed: int
+    num_samples: int
+    seconds: float
+    advance: Callable[[float], None] = lambda share: None
 
     @property
     def model(self) -> Any:
@@ -45,7 +51,7 @@ class Subject:
 
     @property
     def verification(self) -> Any:
-        return "auto" if self.options is None else self.options.verification
+        return "auto" if self.speculation is None else self.speculation.options.verification
 
     @cached_property
     def plains(self) -> list[Plain]:
@@ -60,7 +66,7 @@ class Subject:
         return max(TIE, 4 * torch.finfo(self.facts.dtype).eps * largest)
 
     def inputs(self, prompt: Tensor, num_rows: int = 1) -> dict[str, Tensor]:
-        """Arguments of `generate` for one prompt in so many rows."""
+        """Arguments of `generate` for one prompt in this many rows."""
         ids = prompt.expand(num_rows, -1)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 

@@ -1,6 +1,5 @@
 """Greedy texts: identical to plain decoding alone, in batches that rows leave, under processors, and in the cache."""
 
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +8,14 @@ from torch import Tensor
 from transformers import DynamicCache, LogitsProcessorList
 from transformers.generation.logits_process import LogitsProcessor
 
+from treespec.drafters.model.token_map import left_padded
 from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import CACHE_NAME, cache_in
 from treespec.hf.models.capability import keeps_states
 from treespec.lab.selftest.agreement import Agreement, Plain, compare, plain_greedy
-from treespec.lab.selftest.planted import Planted
-from treespec.lab.selftest.report import FAILED, OK, SKIPPED, WARNING, Finding
+from treespec.lab.selftest.drafters import Planted, seeded_rand
+from treespec.lab.selftest.report import FAILED, OK, SKIPPED, WARNING, Outcome
 from treespec.lab.selftest.subject import Subject
 
 LONGEST_PROMPT = 8192
@@ -25,125 +25,108 @@ CACHE_TOLERANCE = 64
 """Units of the dtype's precision by which a cached entry may differ, relative to its length, per layer's depth."""
 
 
-def check_greedy(subject: Subject) -> list[Finding]:
+def check_greedy(subject: Subject) -> Outcome:
     """Trees that hold the true continuation at random ranks, so that every kind of path is accepted."""
     outputs = [
         _decode(subject, prompt, planted(subject, [plain], seed))
         for seed, (prompt, plain) in enumerate(zip(subject.prompts, subject.plains, strict=True))
     ]
-    return [_compared(subject, "greedy texts", outputs, subject.plains)]
+    return _compared(subject, outputs, subject.plains)
 
 
-def check_drafter(subject: Subject, speculation: TreeSpeculation) -> list[Finding]:
+def check_drafter(subject: Subject) -> Outcome:
     """The user's own drafter and tree."""
-    outputs = [_decode(subject, prompt, speculation) for prompt in subject.prompts]
-    finding = _compared(subject, "greedy texts, given drafter", outputs, subject.plains)
-    length = speculation.total_stats.mean_acceptance_length
-    return [Finding(finding.name, finding.outcome, f"{finding.text}; {length:.2f} tokens per tree")]
+    assert subject.speculation is not None
+    outputs = [_decode(subject, prompt, subject.speculation) for prompt in subject.prompts]
+    outcome, text = _compared(subject, outputs, subject.plains)
+    return outcome, f"{text}; {subject.speculation.total_stats.mean_acceptance_length:.2f} tokens per tree"
 
 
-def check_near_ties(subject: Subject) -> list[Finding]:
+def check_near_ties(subject: Subject) -> Outcome:
     """How often plain decoding itself hangs on rounding."""
-    gaps = [gap for plain in subject.plains for gap in plain.gaps]
-    near = [
-        (text, at)
-        for text, plain in enumerate(subject.plains)
-        for at, gap in enumerate(plain.gaps)
-        if gap <= subject.tie
-    ]
-    text = f"{len(near)} of {len(gaps)} greedy tokens have a second best logit within {subject.tie:.1e}"
+    positions = [(text, at, gap) for text, plain in enumerate(subject.plains) for at, gap in enumerate(plain.gaps)]
+    near = [(text, at) for text, at, gap in positions if gap <= subject.tie]
+    text = f"{len(near)} of {len(positions)} greedy tokens have a second best logit within {subject.tie:.1e}"
     if not near:
-        return [Finding("near-ties", OK, text)]
+        return OK, text
     where = ", ".join(f"text {text + 1} token {at + 1}" for text, at in near[:5])
-    return [Finding("near-ties", WARNING, f"{text} ({where}): there rounding decides, with or without speculation")]
+    return WARNING, f"{text} ({where}): there rounding decides, with or without speculation"
 
 
-def check_batch(subject: Subject) -> list[Finding]:
+def check_batch(subject: Subject) -> Outcome:
     """A left-padded batch whose rows stop at different lengths and leave it."""
-    name = "batch, rows leave"
     ends, cuts = _ends(subject.plains)
     if len(set(cuts)) < 2:
-        return [Finding(name, SKIPPED, "the texts are so alike that no token ends them at different lengths")]
+        return SKIPPED, "the texts are so alike that no token ends them at different lengths"
     cut = [Plain(plain.tokens[:n], plain.gaps[:n]) for plain, n in zip(subject.plains, cuts, strict=True)]
-    leaving = _compared(subject, name, _decode_batch(subject, cuts, ends), cut)
-    if leaving.outcome == OK:
-        return [leaving]
+    outcome, text = _compared(subject, _decode_batch(subject, cuts, ends), cut)
+    if outcome == OK:
+        return outcome, text
     begins = [Plain(plain.tokens[: min(cuts)], plain.gaps[: min(cuts)]) for plain in cut]
-    together = _compared(subject, name, _decode_batch(subject, [min(cuts)] * len(cuts), None), begins)
-    cause = "after a row has left, another uses its state" if together.outcome == OK else "a padded batch is wrong"
-    return [Finding(name, FAILED, f"{cause}: {leaving.text}")]
+    together, _ = _compared(subject, _decode_batch(subject, [min(cuts)] * len(cuts), None), begins)
+    cause = "after a row has left, another uses its state" if together == OK else "a padded batch is wrong"
+    return FAILED, f"{cause}: {text}"
 
 
-def check_rope(subject: Subject) -> list[Finding]:
+def check_rope(subject: Subject) -> Outcome:
     """A text across the length from which on the rope frequencies depend on the length."""
-    name = "rope threshold"
     threshold = RopeByLength(subject.model).threshold
     if threshold is None:
-        return [Finding(name, SKIPPED, "no rope frequencies that depend on the length of the text")]
+        return SKIPPED, "no rope frequencies that depend on the length of the text"
     length = max(threshold - subject.num_new // 2, 2)
     if length > LONGEST_PROMPT:
-        text = f"texts of {threshold} tokens would take too long: beyond that length give check a prompt of your own"
-        return [Finding(name, WARNING, text)]
+        return WARNING, f"texts of {threshold} tokens take too long: beyond that length give check a prompt of your own"
     prompt = torch.cat(subject.prompts).repeat(length)[:length]
     plain = plain_greedy(subject.model, subject.inputs(prompt), subject.num_new)
     output = _decode(subject, prompt, planted(subject, [plain], seed=13))
     if output == plain.tokens:
-        return [Finding(name, OK, f"identical to plain: {len(output)} tokens across {threshold} tokens of text")]
+        return OK, f"identical to plain: {len(output)} tokens across {threshold} tokens of text"
     at = next((i for i, pair in enumerate(zip(output, plain.tokens, strict=False)) if pair[0] != pair[1]), len(output))
     if at < len(plain.gaps) and plain.gaps[at] <= subject.tie:
-        return [Finding(name, OK, f"identical to plain but after a near-tie, token {at + 1} of {len(output)}")]
-    text = f"a text of {length} tokens that goes on across {threshold}, where the rope frequencies change, differs from"
-    return [Finding(name, FAILED, f"{text} plain greedy decoding from new token {at + 1} on")]
+        return OK, f"identical to plain but after a near-tie, token {at + 1} of {len(output)}"
+    text = f"a text of {length} tokens that continues across {threshold}, where the rope frequencies change,"
+    return FAILED, f"{text} differs from plain greedy decoding from new token {at + 1} on"
 
 
-def check_cache(subject: Subject) -> list[Finding]:
+def check_cache(subject: Subject) -> Outcome:
     """The cache after many rounds against that of one plain pass over the same text, entry by entry."""
-    name = "cache after many rounds"
     if keeps_states(subject.model):
-        return [Finding(name, SKIPPED, "the model keeps states, not entries per token")]
+        return SKIPPED, "the model keeps states, not entries per token"
     prompt = subject.prompts[0]
     if RopeByLength(subject.model).is_exceeded_by(len(prompt) + subject.num_new):
-        return [Finding(name, SKIPPED, "the frequencies of the text's rope depend on how it was read")]
+        return SKIPPED, "the frequencies of the text's rope depend on how it was read"
     plain = subject.plains[0]
     cache = DynamicCache(config=subject.facts.config)
     speculation = planted(subject, [plain], seed=5)
     output = _decode(subject, prompt, speculation, **{CACHE_NAME: cache})
     ids = torch.cat([prompt, torch.tensor(output[:-1], dtype=torch.int64, device=prompt.device)])
-    with torch.no_grad():
-        expected = cache_in(subject.model(ids[None], use_cache=True))
+    expected = cache_in(subject.model(ids[None], use_cache=True))
     fault = _cache_fault(cache, expected, subject.facts.dtype)
     rounds = f"{speculation.stats.num_drafts} rounds, {len(ids)} tokens"
     if fault is None:
-        return [Finding(name, OK, f"holds the keys and values of a plain pass ({rounds})")]
-    return [Finding(name, FAILED, f"{fault} ({rounds})")]
+        return OK, f"holds the keys and values of a plain pass ({rounds})"
+    return FAILED, f"{fault} ({rounds})"
 
 
-def check_processors(subject: Subject) -> list[Finding]:
+def check_processors(subject: Subject) -> Outcome:
     """A processor whose scores depend on every token before the position; what it was asked with is kept."""
-    name = "processors along paths"
     prompt = subject.prompts[-1]
     processor = Fingerprint()
     processors = LogitsProcessorList([processor])
     plain = plain_greedy(subject.model, subject.inputs(prompt), subject.num_new // 2, logits_processor=processors)
     processor.asked.clear()
-    output = _decode(
-        subject,
-        prompt,
-        planted(subject, [plain], seed=7),
-        max_new_tokens=len(plain.tokens),
-        logits_processor=processors,
-    )
+    options = {"max_new_tokens": len(plain.tokens), "logits_processor": processors}
+    output = _decode(subject, prompt, planted(subject, [plain], seed=7), **options)
     start = prompt.tolist()
     unasked = [n for n in range(len(output)) if tuple(start + output[:n]) not in processor.asked]
     if unasked:
-        text = f"a processor was asked with wrong ids: never with the text before new token {unasked[0] + 1}"
-        return [Finding(name, FAILED, text)]
+        return FAILED, f"a processor was asked with wrong ids: never with the text before new token {unasked[0] + 1}"
     if output != plain.tokens:
-        return [Finding(name, FAILED, "the output under a processor that reads its ids is not plain generate's")]
-    return [Finding(name, OK, f"a processor that reads all ids gives plain generate's {len(output)} tokens")]
+        return FAILED, "the output under a processor that reads its ids is not plain generate's"
+    return OK, f"a processor that reads all ids gives plain generate's {len(output)} tokens"
 
 
-def check_seeds(subject: Subject) -> list[Finding]:
+def check_seeds(subject: Subject) -> Outcome:
     """Two calls with one seed give one output, a call with another seed a different one."""
     drawn = []
     options = {"max_new_tokens": 10, "do_sample": True, "temperature": 2.0, "top_k": 50}
@@ -151,10 +134,10 @@ def check_seeds(subject: Subject) -> list[Finding]:
         speculation = planted(subject, [subject.plains[0]], seed=3, call_seed=seed)
         drawn.append(_decode(subject, subject.prompts[0], speculation, **options))
     if drawn[0] != drawn[1]:
-        return [Finding("seeds", FAILED, "two calls with the same seed and the same drafts gave different texts")]
+        return FAILED, "two calls with the same seed and the same drafts gave different texts"
     if drawn[0] == drawn[2]:
-        return [Finding("seeds", WARNING, "another seed gave the same text: is the distribution one-hot?")]
-    return [Finding("seeds", OK, "the same seed gives the same text, another seed another one")]
+        return WARNING, "another seed gave the same text: is the distribution one-hot?"
+    return OK, "the same seed gives the same text, another seed another one"
 
 
 class Fingerprint(LogitsProcessor):
@@ -166,13 +149,7 @@ class Fingerprint(LogitsProcessor):
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         rows = [tuple(row) for row in input_ids.tolist()]
         self.asked.update(rows)
-        seeds = [zlib.crc32(repr(row).encode()) for row in rows]
-        noise = [
-            torch.rand(
-                scores.shape[-1], generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float32, device="cpu"
-            )
-            for seed in seeds
-        ]
+        noise = [seeded_rand(row, scores.shape[-1]) for row in rows]
         return scores + 8 * torch.stack(noise).to(scores)
 
 
@@ -191,17 +168,11 @@ def _decode(subject: Subject, prompt: Tensor, speculation: TreeSpeculation, **op
 
 def _decode_batch(subject: Subject, cuts: Sequence[int], ends: list[int] | None) -> list[list[int]]:
     """The new tokens of all prompts in one batch, each up to its cut."""
-    width = max(map(len, subject.prompts))
-    padded = [torch.nn.functional.pad(prompt, (width - len(prompt), 0)) for prompt in subject.prompts]
-    mask = [torch.nn.functional.pad(torch.ones_like(p), (width - len(p), 0)) for p in subject.prompts]
-    output = subject.model.generate(
-        torch.stack(padded),
-        attention_mask=torch.stack(mask),
-        max_new_tokens=subject.num_new,
-        do_sample=False,
-        custom_generate=planted(subject, subject.plains, seed=11),
-        **({} if ends is None else {"eos_token_id": ends, "pad_token_id": ends[0]}),
-    )
+    ids, mask = left_padded([prompt.tolist() for prompt in subject.prompts], subject.facts.device)
+    options = {} if ends is None else {"eos_token_id": ends, "pad_token_id": ends[0]}
+    options |= {"max_new_tokens": subject.num_new, "do_sample": False}
+    speculation, width = planted(subject, subject.plains, seed=11), ids.shape[1]
+    output = subject.model.generate(ids, attention_mask=mask, **options, custom_generate=speculation)
     return [row[width : width + n].tolist() for row, n in zip(output, cuts, strict=True)]
 
 
@@ -215,14 +186,14 @@ def _ends(plains: Sequence[Plain]) -> tuple[list[int], list[int]]:
     return best
 
 
-def _compared(subject: Subject, name: str, outputs: Sequence[list[int]], plains: Sequence[Plain]) -> Finding:
+def _compared(subject: Subject, outputs: Sequence[list[int]], plains: Sequence[Plain]) -> Outcome:
     pairs = zip(subject.prompts, plains, outputs, strict=True)
     found = [compare(subject.model, prompt, plain, output, subject.tie) for prompt, plain, output in pairs]
     wrong = [f"text {i + 1} from new token {(a.position or 0) + 1} on" for i, a in enumerate(found) if not a.is_right]
     if wrong:
-        return Finding(name, FAILED, f"differ from plain greedy decoding: {', '.join(wrong)}")
+        return FAILED, f"differ from plain greedy decoding: {', '.join(wrong)}"
     count = sum(len(output) for output in outputs)
-    return Finding(name, OK, f"{_ties(found)} {count} tokens in {len(outputs)} texts")
+    return OK, f"{_ties(found)} {count} tokens in {len(outputs)} texts"
 
 
 def _ties(found: Sequence[Agreement]) -> str:

@@ -1,8 +1,7 @@
 """Traces: what every step drafted, verified and took, appended to a file while decoding, read and replayed later."""
 
-from treespec.lab.trace.file import TraceFile
+from treespec.lab.trace.file import TraceFile, read_trace
 from treespec.lab.trace.graphs import to_networkx, write_graph
-from treespec.lab.trace.reader import read_trace
 from treespec.lab.trace.recorder import Recorder
 from treespec.lab.trace.records import FORMAT, Trace, TracedCall, TracedStep
 from treespec.lab.trace.replay import Replay, replay

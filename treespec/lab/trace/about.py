@@ -5,16 +5,16 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import PurePath
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from treespec.checks import installed_versions
 from treespec.errors import TreespecError
-from treespec.hf.generation.call import Options, Prepared
-from treespec.hf.introspect import model_facts
+from treespec.hf.generation.call import Call
 from treespec.hf.models.pass_times import pass_times
 from treespec.lab.trace.file import TraceFile
 from treespec.lab.trace.recorder import Recorder
@@ -31,14 +31,13 @@ class Tracing:
 
     file: TraceFile
 
-    def observer(self, call: Prepared, options: Options) -> Recorder | None:
+    def observer(self, call: Call) -> Recorder | None:
         """The first of several processes records; all measure passes for it."""
         prompts = [ids[mask].tolist() for ids, mask in zip(call.input_ids, call.mask, strict=True)]
-        names = [type(processor).__name__ for processor in call.processors]
-        about = about_call(call.model, call.config, options, prompts, names)
-        if model_facts(call.model).ranks.index > 0:
+        about = about_call(call.model, call, prompts)
+        if call.facts.ranks.index > 0:
             return None
-        return Recorder(self.file, about, options.drafter, options.tokenizer)
+        return Recorder(self.file, about, call.drafter, call.tokenizer)
 
 
 def as_watcher(trace: Any) -> Tracing | None:
@@ -48,15 +47,9 @@ def as_watcher(trace: Any) -> Tracing | None:
     return Tracing(trace if isinstance(trace, TraceFile) else TraceFile(trace))
 
 
-def about_call(
-    model: PreTrainedModel,
-    config: GenerationConfig,
-    options: Options,
-    prompts: Sequence[Sequence[int]],
-    processors: Sequence[str],
-) -> dict[str, Any]:
-    """See `TracedCall.about`; `options` are those of `TreeSpeculation`, `prompts` are without padding."""
-    rule, tokenizer = options.verification, options.tokenizer
+def about_call(model: PreTrainedModel, call: Call, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """See `TracedCall.about`; `prompts` are without padding."""
+    rule, tokenizer, config = call.verification, call.tokenizer, call.config
     neutral = {"max_new_tokens": None, **(_SAMPLING if config.do_sample else {}), **_PENALTIES}
     settings = {name: getattr(config, name, None) for name in neutral}
     return {
@@ -65,17 +58,16 @@ def about_call(
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),
         "num_threads": torch.get_num_threads(),
-        "drafter": describe(options.drafter),
-        "policy": describe(options.policy),
-        "is_auto": isinstance(options.policy, Control),
+        "drafter": describe(call.drafter),
+        "policy": describe(call.policy),
+        "is_auto": isinstance(call.policy, Control),
         "rule": rule if isinstance(rule, str) else rule.name,
         "is_sampling": bool(config.do_sample),
         "sampling": {k: v for k, v in settings.items() if v is not None and v != neutral[k]},
-        "processors": list(processors),
-        "seed": options.seed,
-        "pass_ms": _pass_ms(model, options.policy),
-        "versions": {name: _version(name) for name in ("treespec", "torch", "transformers")}
-        | {"python": platform.python_version()},
+        "processors": list(call.processor_names),
+        "seed": call.seed,
+        "pass_ms": _pass_ms(model, call.policy),
+        "versions": {"treespec": version("treespec"), **installed_versions(), "python": platform.python_version()},
         "prompt_ids": [list(ids) for ids in prompts],
         "prompt": None if tokenizer is None else [str(tokenizer.decode(list(ids))) for ids in prompts],
     }
@@ -89,16 +81,8 @@ def describe(part: Any) -> str:
 
 def _pass_ms(model: PreTrainedModel, policy: Any) -> dict[str, float] | None:
     """The target's measured passes, with which a diagnosis compares; measured once per model and machine."""
-    given = getattr(policy, "pass_ms", None)
     try:
-        found = given or pass_times(model)
+        found = getattr(policy, "pass_ms", None) or pass_times(model)
     except TreespecError:
         return None
     return {str(nodes): float(ms) for nodes, ms in found.items()} if found else None
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "unknown"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,17 +68,14 @@ def short(number: float) -> float:
 
 def _draft_probs(tree: TokenTree, values: Sequence[float] | None) -> list[float | None]:
     """A sampled child's draft probability; a selected one's quotient of the drafter's path values."""
-    found: list[float | None] = [None] * tree.num_nodes
-    drawn = {}
+    found, drawn = dict[int, float](), dict[int, Tensor]()
     for node in range(1, tree.num_nodes):
         probs, parent = tree.draft_probs_of(node), tree.parent_list[node]
         if probs is not None:
             drawn[node] = probs[tree.token(node)]
         elif values is not None and values[parent] > 0:
-            found[node] = short(min(max(values[node] / values[parent], 0.0), 1.0))
-    for node, prob in zip(drawn, _read(list(drawn.values())), strict=True):
-        found[node] = short(prob)
-    return found
+            found[node] = min(max(values[node] / values[parent], 0.0), 1.0)
+    return _by_node(found | _read(drawn), tree)
 
 
 def _target_record(probs: TargetProbs, row: int, verdict: Verdict) -> dict[str, Any]:
@@ -87,7 +84,6 @@ def _target_record(probs: TargetProbs, row: int, verdict: Verdict) -> dict[str, 
     Read from the device at once.
     """
     tree, last = probs.trees.trees[row], verdict.path[-1]
-    target: list[float | None] = [None] * tree.num_nodes
     read: dict[int | str, Tensor] = {}
     for node, children in enumerate(tree.children_lists):
         if not children and node != last:
@@ -101,11 +97,13 @@ def _target_record(probs: TargetProbs, row: int, verdict: Verdict) -> dict[str, 
             read |= {"next_prob": after[verdict.next_token], "top_prob": after.amax()}
             if children:
                 read["residual_mass"] = _residual_mass(tree, children, after)
-    numbers = dict(zip(read, map(short, _read(list(read.values()))), strict=True))
-    ends = {name: numbers.pop(name, None) for name in ("next_prob", "top_prob", "residual_mass")}
-    for node, prob in numbers.items():
-        target[int(node)] = prob
-    return {"target_probs": target, **ends}
+    found = _read(read)
+    ends = {name: found.get(name) for name in ("next_prob", "top_prob", "residual_mass")}
+    return {"target_probs": _by_node(found, tree), **{n: None if v is None else short(v) for n, v in ends.items()}}
+
+
+def _by_node(found: Mapping[Any, float], tree: TokenTree) -> list[float | None]:
+    return [short(found[node]) if node in found else None for node in range(tree.num_nodes)]
 
 
 def _residual_mass(tree: TokenTree, children: Sequence[int], weights: Tensor) -> Tensor:
@@ -138,6 +136,9 @@ def _scores(probs: TargetProbs, row: int, node: int) -> Tensor | None:
     return probs.scores(row, node) if probs.has_probs(row, node) else None
 
 
-def _read(scalars: Sequence[Tensor]) -> list[float]:
+def _read(scalars: dict[Any, Tensor]) -> dict[Any, float]:
     """Numbers on any device, by one wait."""
-    return download(torch.stack([scalar.double() for scalar in scalars]))[0].tolist() if scalars else []
+    if not scalars:
+        return {}
+    stacked = torch.stack([scalar.double() for scalar in scalars.values()])
+    return dict(zip(scalars, download(stacked)[0].tolist(), strict=True))

@@ -8,11 +8,9 @@ from os import PathLike
 from pathlib import Path
 
 import networkx
-import torch
 
 from treespec.errors import ConfigError
 from treespec.lab.trace.records import TracedStep
-from treespec.tree import TokenTree
 
 
 def to_networkx(step: TracedStep, texts: Mapping[int, str] | None = None) -> networkx.DiGraph:
@@ -21,7 +19,7 @@ def to_networkx(step: TracedStep, texts: Mapping[int, str] | None = None) -> net
     Nodes have `token`, `depth`, `is_accepted`, and where known `text` (by `texts`), `draft_prob`, `target_prob` and
     `drafters` (names, separated by commas). The graph has `step`, `row`, `context`, `rule` and `next_token`.
     """
-    graph = TokenTree(torch.tensor(step.tokens, device="cpu"), torch.tensor(step.parents, device="cpu")).to_networkx()
+    graph = step.tree().to_networkx()
     graph.graph.update(step=step.step, row=step.row, context=step.context, rule=step.rule, next_token=step.next_token)
     for node, token in enumerate(step.tokens):
         drafters = [name for name, nodes in step.drafters.items() if node in nodes]

@@ -46,19 +46,12 @@ class Recorder(Observer):
         tokenizer: for the texts of tokens; None leaves them out.
     """
 
-    def __init__(
-        self,
-        file: TraceFile,
-        about: Mapping[str, Any],
-        drafter: Any,
-        tokenizer: Any = None,
-    ) -> None:
+    def __init__(self, file: TraceFile, about: Mapping[str, Any], drafter: Any, tokenizer: Any = None) -> None:
         self.file, self._timer = file, TimedProcessors(NoProcessors())
         self._about, self._drafter, self._texts = about, drafter, Texts(tokenizer)
         self._records: list[dict[str, Any]] = []
         self._distributions: dict[str, Tensor] | None = None
-        self._num_steps = 0
-        self._prefill = 0.0
+        self._num_steps, self._prefill = 0, 0.0
 
     def __enter__(self) -> Recorder:
         self.file.begin(self._about)
@@ -105,11 +98,8 @@ class Recorder(Observer):
         wall = stats.perf_counter() - self._step_began
         taken = step.seconds | {"prefill": self._prefill}
         taken |= {"processors": self._timer.seconds, "other": max(wall - sum(taken.values()), 0.0)}
-        after = {
-            "seconds": {phase: short(value) for phase, value in taken.items()},
-            "waits": WAITS.total() - self._waits,
-            "choice": None if step.choice is None else _choice_record(step.choice),
-        }
+        after: dict[str, Any] = {"seconds": {phase: short(value) for phase, value in taken.items()}}
+        after |= {"waits": WAITS.total() - self._waits, "choice": _choice_record(step.choice)}
         for record, tokens in zip(self._records, step.emitted, strict=True):
             record |= {"emitted": list(tokens), "pieces": self._texts.pieces(record["row"], tokens), **after}
             record["texts"] = self._texts.new([*record["tokens"], record["next_token"]])
@@ -122,6 +112,8 @@ class Recorder(Observer):
         self._timer.seconds = 0.0
 
 
-def _choice_record(choice: Choice) -> dict[str, Any]:
+def _choice_record(choice: Choice | None) -> dict[str, Any] | None:
+    if choice is None:
+        return None
     rates = {name: short(rate) for name, rate in choice.tokens_per_second.items()}
     return {"name": choice.name, "reason": choice.reason, "tokens_per_second": rates}

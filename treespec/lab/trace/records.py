@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from treespec.errors import TraceError
+from treespec.tree import TokenTree, Verdict
 
 FORMAT = "treespec-trace-1"
 
@@ -20,20 +24,17 @@ class TracedStep:
         row: its number in the caller's batch.
         num_rows: rows at work in this step.
         context: tokens of the text before the step, the root included, padding not.
-        tokens: [N], as in `TokenTree`.
-        parents: [N], likewise.
+        tokens, parents: [N], as in `TokenTree`.
         draft_probs: [N], the draft's probability of a node's token after its parent: of a sampled child the one that it
             was drawn with, of a selected one the drafter's estimate. None where the drafter gives none.
         target_probs: [N], the target's, after the logits processors; in greedy decoding the softmax of its scores.
         drafters: node ids by the name of the drafter that proposed them; several may have proposed one.
         rule: the verification rule that was applied.
-        coins: [N], the rule's uniform numbers for accepting a node; None in greedy decoding.
-        draws: [N], those for drawing a token after a node; None in greedy decoding.
+        coins, draws: [N], the rule's uniform numbers for accepting a node, and for drawing a token after it; None in
+            greedy decoding.
         draft_index: [N], rows of the table of draft distributions (`TokenTree`); None: all children were selected.
         is_without_replacement: [N], see `TokenTree`.
-        path: of the verdict, in recorded ids: the node ids of this tree.
-        next_token: of the verdict.
-        is_bonus: of the verdict.
+        path, next_token, is_bonus: the verdict; the path is in recorded ids, the node ids of this tree.
         next_prob: the target's probability of the next token.
         top_prob: the target's highest probability after the path's last node.
         residual_mass: the part of the target's distribution that the children of the path's last node leave, each
@@ -85,12 +86,16 @@ class TracedStep:
         return self.path[1 : 1 + len(self.emitted)]
 
     @property
-    def depths(self) -> list[int]:
-        """[N]; the root's is 0."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        return depths
+    def verdict(self) -> Verdict:
+        return Verdict(tuple(self.path), self.next_token, self.is_bonus)
+
+    def tree(self, draft_probs: Tensor | None = None) -> TokenTree:
+        """The drafted tree with its table of draft distributions [R, V]; None: all children count as selected."""
+        tokens, parents = (torch.tensor(ids, device="cpu") for ids in (self.tokens, self.parents))
+        if draft_probs is None or self.draft_index is None:
+            return TokenTree(tokens, parents, is_width_fixed=self.is_width_fixed)
+        index, flags = (torch.tensor(part, device="cpu") for part in (self.draft_index, self.is_without_replacement))
+        return TokenTree(tokens, parents, draft_probs, index, flags, self.is_width_fixed)
 
     def children(self, node: int) -> list[int]:
         """Child ids in verification order."""
@@ -100,8 +105,7 @@ class TracedStep:
     def from_json(cls, data: Mapping[str, Any]) -> TracedStep:
         """Raises `TraceError`: fields are missing, or those of the tree do not fit together."""
         names = [field.name for field in fields(cls)]
-        missing = [name for name in names if name not in data]
-        if missing:
+        if missing := [name for name in names if name not in data]:
             raise TraceError(f"a step lacks {', '.join(missing)}")
         step = cls(**{name: data[name] for name in names})
         lists = (step.tokens, step.parents, step.draft_probs, step.target_probs)
@@ -138,9 +142,10 @@ class TracedCall:
     end: str | None = None
 
     @property
-    def pass_ms(self) -> dict[int, float] | None:
-        """See `pass_ms_of`."""
-        return pass_ms_of(self.about)
+    def sampling(self) -> str:
+        """How tokens were chosen, in words."""
+        settings = ", ".join(f"{name}={value}" for name, value in self.about.get("sampling", {}).items())
+        return f"{'sampling' if self.about.get('is_sampling') else 'greedy'} {settings}".strip()
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,6 @@ class Trace:
     is_cut: bool = False
 
     @property
-    def steps(self) -> Sequence[TracedStep]:
+    def steps(self) -> list[TracedStep]:
         """The steps of all calls."""
         return [step for call in self.calls for step in call.steps]

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from treespec.data.tensor_file import open_tensors
+from treespec.engine.target_probs import TargetProbs
 from treespec.errors import ConfigError, TraceError
 from treespec.lab.trace.records import Trace, TracedStep
 from treespec.protocols import VerificationRule
-from treespec.tree import TokenTree, TreeBatch, Verdict
+from treespec.sampling import NoProcessors
+from treespec.tree import TreeBatch, Verdict
+from treespec.tree.history import History
 from treespec.verification import TargetWalk, resolve
 from treespec.verification.dispatch import verify_batch, verify_greedy
 
@@ -67,38 +70,16 @@ def replay(
     for call in trace.calls:
         for _, group in groupby(call.steps, key=lambda step: step.step):
             rows = list(group)
-            trees, kept, scores = _load(trace, rows, (max_depth, max_children, max_nodes))
-            verdicts += _verify(rows, trees, kept, scores, rule)
-            sizes += trees.num_nodes.tolist()
+            target, kept = _load(trace, rows, (max_depth, max_children, max_nodes))
+            verdicts += _verify(rows, target, kept, rule)
+            sizes += map(len, kept)
     return Replay(verdicts, sizes)
-
-
-class _Recorded:
-    """The target's recorded distributions of a batch, see `BatchProbs` and `BatchScores`."""
-
-    def __init__(self, scores: Tensor) -> None:
-        self._scores, self.vocab_size, self.device = scores, scores.shape[-1], scores.device
-
-    def scores(self, row: int, node: int) -> Tensor:
-        return self._scores[row, node]
-
-    def probs(self, row: int, node: int) -> Tensor:
-        return self._scores[row, node].softmax(-1)
-
-    def has_probs(self, row: int, node: int) -> bool:
-        return bool(self._scores[row, node].amax().isfinite())
-
-    def dense(self) -> Tensor:
-        return self._scores.softmax(-1)
-
-    def dense_scores(self) -> Tensor:
-        return self._scores
 
 
 def _load(
     trace: Trace, rows: Sequence[TracedStep], bounds: tuple[int | None, ...]
-) -> tuple[TreeBatch, list[list[int]], _Recorded]:
-    """A step's trees cut to the bounds, the recorded ids of their nodes, and the target's distributions there."""
+) -> tuple[TargetProbs, list[list[int]]]:
+    """The target's distributions at a step's trees, cut to the bounds, and the recorded ids of their nodes."""
     shard = rows[0].shard
     if shard is None:
         raise TraceError(
@@ -107,59 +88,42 @@ def _load(
         )
     try:
         with open_tensors(Path(trace.path).parent / shard) as file:
-            is_drawn = rows[0].draft_index is not None
-            table = file.get_tensor("draft_probs") if is_drawn else None
+            table = None if rows[0].draft_index is None else file.get_tensor("draft_probs")
             scores = [file.get_tensor(f"scores.{step.row}") for step in rows]
     except ValueError as error:
         raise TraceError(f"the distributions of step {rows[0].step} cannot be read: {error}") from error
-    batch = TreeBatch.from_trees([_tree(step, table) for step in rows])
     kept = [_kept(step, *bounds) for step in rows]
-    keep = torch.zeros_like(batch.tokens, dtype=torch.bool)
-    for row, nodes in enumerate(kept):
-        keep[row, nodes] = True
-    trees = batch.keep_nodes(keep)
+    trees = TreeBatch.from_trees([step.tree(table) for step in rows]).select_nodes(kept)
     cut = [found[nodes] for found, nodes in zip(scores, kept, strict=True)]
-    return trees, kept, _Recorded(torch.nn.utils.rnn.pad_sequence(cut, batch_first=True))
-
-
-def _tree(step: TracedStep, table: Tensor | None) -> TokenTree:
-    is_drawn = step.draft_index is not None and table is not None
-    return TokenTree(
-        torch.tensor(step.tokens, device="cpu"),
-        torch.tensor(step.parents, device="cpu"),
-        table if is_drawn else None,
-        torch.tensor(step.draft_index, device="cpu") if is_drawn else None,
-        torch.tensor(step.is_without_replacement, device="cpu") if is_drawn else None,
-        step.is_width_fixed,
-    )
+    padded = torch.nn.utils.rnn.pad_sequence(cut, batch_first=True)
+    roots = trees.tokens[:, :1]
+    history = History(roots, torch.ones_like(roots, dtype=torch.bool))  # The scores are processed already.
+    return TargetProbs(trees, padded, history, NoProcessors(), [step.row for step in rows], is_sampling=True), kept
 
 
 def _kept(step: TracedStep, max_depth: int | None, max_children: int | None, max_nodes: int | None) -> list[int]:
     """The nodes that stay, in order: none without its parent."""
-    depths, stays = step.depths, [True]
-    for node in range(1, step.num_nodes):
-        is_in = stays[step.parents[node]]
-        is_in = is_in and (max_depth is None or depths[node] <= max_depth)
-        is_in = is_in and (max_nodes is None or node < max_nodes)
-        rank = sum(parent == step.parents[node] for parent in step.parents[:node])
-        stays.append(is_in and (max_children is None or rank < max_children))
+    stays, depths = [True], step.tree().depths
+    for node, parent in enumerate(step.parents[1:], start=1):
+        rank = step.parents[:node].count(parent)
+        bounds = ((depths[node] - 1, max_depth), (node, max_nodes), (rank, max_children))
+        stays.append(stays[parent] and all(bound is None or number < bound for number, bound in bounds))
     return [node for node, stay in enumerate(stays) if stay]
 
 
 def _verify(
     rows: Sequence[TracedStep],
-    trees: TreeBatch,
+    target: TargetProbs,
     kept: Sequence[Sequence[int]],
-    target: _Recorded,
     verification: str | VerificationRule | None,
 ) -> list[Verdict]:
     """As the engine verifies; paths are of the recorded node ids."""
     is_sampling = rows[0].coins is not None
-    rule = resolve(rows[0].rule if verification is None else verification, is_sampling, trees)
+    rule = resolve(rows[0].rule if verification is None else verification, is_sampling, target.trees)
     if not is_sampling and isinstance(rule, TargetWalk):
-        found = verify_greedy(trees, target)
+        found = verify_greedy(target.trees, target)
     else:
-        found = verify_batch(rule, trees, target, *_uniforms(rows, trees, kept))
+        found = verify_batch(rule, target.trees, target, *_uniforms(rows, target.trees, kept))
     return [
         Verdict(tuple(ids[node] for node in verdict.path), verdict.next_token, verdict.is_bonus)
         for verdict, ids in zip(found, kept, strict=True)
@@ -172,7 +136,5 @@ def _uniforms(rows: Sequence[TracedStep], trees: TreeBatch, kept: Sequence[Seque
         numbers = torch.zeros(trees.tokens.shape, dtype=torch.float64, device="cpu")
         for row, (step, nodes) in enumerate(zip(rows, kept, strict=True)):
             given = getattr(step, name) or [0.0] * step.num_nodes
-            numbers[row, : len(nodes)] = torch.tensor(
-                [given[node] for node in nodes], dtype=torch.float64, device="cpu"
-            )
+            numbers[row, : len(nodes)] = torch.tensor(given, dtype=torch.float64, device="cpu")[nodes]
         yield numbers

@@ -112,7 +112,7 @@ def _all_inside(draft: Float[Tensor, " V"], k: int, tolerance: float) -> tuple[F
     # Summed from the other end, so that a small rest keeps its relative precision and the last one is exactly zero.
     rest = torch.cat([draft.flip(0).cumsum(0).flip(0)[1:], draft.new_zeros(1)])
     if k == 2:
-        # Both draws lie in H unless the second leaves it: sum of q (1 - lam / (1 - q)), 1 - q summed from the others.
+        # Both draws are in H unless the second leaves it: sum of q (1 - lam / (1 - q)), 1 - q summed from the others.
         others = torch.nn.functional.pad(mass[:-1], (1, 0)) + rest
         return mass - rest * (draft / others.clamp(min=1e-300)).cumsum(-1), 0.0
     inside, error = _race(draft, rest, k, tolerance)

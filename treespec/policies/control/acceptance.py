@@ -47,11 +47,11 @@ class DraftedTree:
                 break  # Padding comes last.
             rank, depth = num_children[above], self.depths[above] + 1
             num_children[above] += 1
-            claim, place = 0.5 * 0.35**rank, -1  # A guess, where the drafter does not say.
+            claim, bin_number = 0.5 * 0.35**rank, -1  # A guess, where the drafter does not say.
             if values is not None:
                 claim = min(values[node] / values[above], 1.0) if values[above] > 0 else 1.0
-                place = bisect(BIN_EDGES, claim)
-            coarse = min(rank, MOST_RANK), place
+                bin_number = bisect(BIN_EDGES, claim)
+            coarse = min(rank, MOST_RANK), bin_number
             self.cells.append((coarse, (*coarse, min(depth, MOST_DEPTH))))
             self.parents.append(above)
             self.depths.append(depth)

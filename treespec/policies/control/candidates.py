@@ -21,7 +21,7 @@ class StoppedBestFirst(BestFirst):
     """Best-first trees that grow only where it pays; tables without draft passes ignore that, sampled children too.
 
     Attributes:
-        least_gain: a row goes on while its last level raised the expected accepted tokens by more.
+        least_gain: a row grows while its last level raised the expected accepted tokens by more.
         least_value: nodes get children only where one may have a higher value.
         num_passes: draft passes since this was set to 0.
     """

@@ -74,7 +74,7 @@ class StepControl(ABC):
     @property
     @abstractmethod
     def needs_pass_times(self) -> bool:
-        """Whether it wants the target's measured passes in `CallFacts`."""
+        """Whether it needs the target's measured passes in `CallFacts`."""
 
     @abstractmethod
     def begin(self, call: CallFacts) -> None:

@@ -3,6 +3,8 @@
 A step's rate is (1 + accepted tokens) / (draft + pass); both sides are estimated from verified steps only, so what is
 drafted depends on the past and the output distribution is untouched. Trees of selected children also stop at the level,
 and are cut to the nodes, that are worth their time: which ones depends on the draft's probabilities alone.
+
+Axis letters: t numbers of nodes.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Num
 
-from treespec.checks import ShowsOptions, check_count, check_number
+from treespec.checks import ShowsOptions, check_count, check_flag, check_number
 from treespec.errors import ConfigError
 from treespec.policies.best_first import BestFirst
 from treespec.policies.control.acceptance import Acceptance, DraftedTree
@@ -36,7 +38,7 @@ FIRST_WAIT, LONGEST_WAIT = 8, 256
 READING_SHARE = 0.03
 """What must be read to try a drafter again takes at most this share of the plain steps' time."""
 FIRST_TREES, EXPLORED_EVERY = 4, 16
-"""The first drafts, and later every so many, are trees of any depth: a chain says nothing of trees."""
+"""The first drafts, and later one in this many, are trees of any depth: a chain says nothing of trees."""
 EXPLORED_SHARE = 0.5
 """In exploring steps what is required of levels and nodes is multiplied by this."""
 NEXT_LEVEL_SHARE = 0.7
@@ -94,7 +96,8 @@ class Control(ShowsOptions, StepControl):
         pass_ms: Mapping[int, float] | None = None,
     ) -> None:
         self._max_nodes = None if max_nodes is None else min(check_count("max_nodes", max_nodes), MOST_NODES)
-        self.max_latency_ms, self.is_timed, self.pass_ms = max_latency_ms, is_timed, pass_ms
+        self.max_latency_ms, self.pass_ms = max_latency_ms, pass_ms
+        self.is_timed = None if is_timed is None else check_flag("is_timed", is_timed)
         if max_latency_ms is not None:
             check_number("max_latency_ms", max_latency_ms, lambda ms: ms > 0, "be positive")
         if pass_ms is not None and (not isinstance(pass_ms, Mapping) or not pass_ms):

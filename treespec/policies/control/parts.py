@@ -9,12 +9,12 @@ from treespec.protocols import Drafter
 from treespec.tree import TreeBatch
 
 FIRST_STEPS = 12
-"""All parts are asked until so many steps have said what one adds."""
+"""All parts are asked until this many steps have said what one adds."""
 FIRST_WAIT, LONGEST_WAIT = 16, 64
 """Steps without a part before it is asked again, doubled while it is not worth its time: a head then reads all that was
 decoded without it, which takes batches a step's time."""
 EXAMINED_EVERY = 4
-"""After the first steps, of those that ask all parts so many say what one adds."""
+"""After the first steps: how many of the steps that ask all parts measure what one adds."""
 CLEARLY = 1.5
 """A part is left out where its time is worth so many times what it adds: keeping one that hardly pays costs little."""
 NUM_ERRORS, LEAST_WORTH = 1.0, 0.1
@@ -29,7 +29,7 @@ class PartChoice:
 
     Attributes:
         left_out: the part that this step does not ask.
-        examined: the part of which `update` wants to know what it added, in some of the steps that ask all.
+        examined: the part of which `update` needs to know what it added, in some of the steps that ask all.
     """
 
     def __init__(self, num_parts: int) -> None:

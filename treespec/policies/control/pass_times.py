@@ -27,7 +27,7 @@ MEASURED_ERROR, MOST_ERROR = 1.5, 3.0
 NUM_PLAIN = 3
 """Plain steps of several rows after which their time is known."""
 CHANGED = 2.0
-"""Where drafts take more or less than so many times what is predicted, what was observed before is dropped."""
+"""Where drafts take more or less than this many times what is predicted, what was observed before is dropped."""
 MANY_UNREAD = 16
 """Tokens per row: where a drafter has to read more, a draft's time is mostly reading, and teaches that time only."""
 
@@ -131,7 +131,7 @@ class PassTimes:
         self._num_plain[num_rows.bit_length()] += num_tokens == num_rows
 
     def is_plain_known(self, num_rows: int) -> bool:
-        """Whether plain steps of so many rows were timed, or need not be: a profile is of one row."""
+        """Whether plain steps of this many rows were timed, or need not be: a profile is of one row."""
         return num_rows == 1 or self._num_plain[num_rows.bit_length()] >= NUM_PLAIN
 
     def _more_of(self, tokens: Num[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
@@ -159,7 +159,7 @@ class DraftTimes:
         return float(self._regression.coefficients[1])
 
     def predict(self, num_passes: Float[np.ndarray, "C"], num_nodes: Int[np.ndarray, "C"]) -> Float[np.ndarray, "C"]:
-        """Drafts of so many draft passes and nodes, all rows' together."""
+        """Drafts of this many draft passes and nodes, all rows' together."""
         start, level, node = self._regression.coefficients
         return start + level * num_passes + node * num_nodes
 

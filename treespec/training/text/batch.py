@@ -78,7 +78,7 @@ class _Row:
     num_message: int | None  # Tokens of the user's message so far; None once the answer has begun.
     top: list[Tensor]  # The most probable next tokens after every token but the last.
     forced: list[int] = field(default_factory=list)  # The template's tokens that come next; they replace drawn ones.
-    num_cached: int = 0  # Tokens that the model has read; a finished row goes on reading until it leaves.
+    num_cached: int = 0  # Tokens that the model has read; a finished row continues reading until it leaves.
     is_done: bool = False
 
     def append(self, token: int, top: Tensor, turns: Turns, ends: frozenset[int], writing: Writing) -> None:
@@ -116,12 +116,11 @@ def write_batch(
         is_enough: called with a text's tokens so far; where it is true the text ends.
     """
     generator = torch.Generator(scorer.device).manual_seed(writing.seed * SEED_STRIDE + number)
-    temperatures = cycle(writing.temperatures)
-    texts = [_start(message, turns, next(temperatures), writing) for message in messages]
-    message_ends = frozenset([*ends, *turns.reply[:1]])
-    answer_ends = frozenset(ends)
+    starts = zip(messages, cycle(writing.temperatures), strict=False)
+    texts = [_start(message, turns, temperature, writing) for message, temperature in starts]
+    message_ends, answer_ends = frozenset([*ends, *turns.reply[:1]]), frozenset(ends)
     rows = list(texts)
-    _prefill(scorer, rows)
+    scorer.prefill(*left_padded([row.tokens[:-1] for row in rows], scorer.device))
     while rows:
         last = torch.tensor([[row.tokens[-1]] for row in rows], device=scorer.device)
         logits = scorer.extend(last, torch.full((len(rows), 1), ROOT_PARENT, device="cpu")).logits[:, 0].float()
@@ -160,19 +159,13 @@ def _start(message: Message, turns: Turns, temperature: float, writing: Writing)
     is_open = message.is_open and bool(turns.reply)
     tokens = [*turns.opening, *message.tokens, *([] if is_open else turns.reply)][: writing.max_length - 1]
     top = [_unknown(writing)] * (len(tokens) - 1)
-    return _Row(tokens, temperature, num_message=len(message.tokens) if is_open else None, top=top)
+    num_message = len(message.tokens) if is_open else None
+    return _Row(tokens, temperature, num_message, top, num_cached=len(tokens) - 1)
 
 
 def _unknown(writing: Writing) -> Tensor:
     """What stands for the most probable next tokens where the model did not generate the next one."""
     return torch.full((writing.num_candidates,), -1, device="cpu")
-
-
-def _prefill(scorer: CausalScorer, rows: Sequence[_Row]) -> None:
-    """Read all tokens but the last of every row."""
-    for row in rows:
-        row.num_cached = len(row.tokens) - 1
-    scorer.prefill(*left_padded([row.tokens[:-1] for row in rows], scorer.device))
 
 
 def _without_done(scorer: CausalScorer, rows: list[_Row]) -> list[_Row]:

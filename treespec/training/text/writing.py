@@ -50,11 +50,8 @@ def write_texts(
         CheckpointError: the folder's text is damaged, or was written with other settings or by another model.
     """
     check_count("num_tokens", num_tokens)
-    writing = writing or Writing()
-    folder = Path(folder)
-    scorer = make_scorer(model)
-    ends = end_tokens(model, tokenizer)
-    turns = chat_turns(tokenizer)
+    writing, folder, scorer = writing or Writing(), Path(folder), make_scorer(model)
+    ends, turns = end_tokens(model, tokenizer), chat_turns(tokenizer)
     if scorer.max_positions is not None and writing.max_length > scorer.max_positions + 1:
         raise ConfigError(f"max_length is {writing.max_length}, the model has {scorer.max_positions} positions")
     given, opened = ([tokenizer(t, add_special_tokens=False)["input_ids"] for t in few] for few in (prompts, openings))
@@ -63,8 +60,7 @@ def write_texts(
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[Texts] = []
     while sum(len(texts.tokens) for texts in shards) < num_tokens:
-        number = len(shards)
-        path = folder / f"text-{number:05d}.safetensors"
+        number, path = len(shards), folder / f"text-{len(shards):05d}.safetensors"
         if path.exists():
             shards.append(read_texts(path, settings))
             on_tokens(len(shards[-1].tokens))

@@ -17,18 +17,17 @@ from treespec.sampling import draw_on_host, find_tokens
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.tree.checks import SUM_TOLERANCE, is_well_formed
 from treespec.tree.transfer import download, upload
-from treespec.verification.block import BlockVerification
 from treespec.verification.dead_ends import before_end
 from treespec.verification.dense.cells import add_scaled
 from treespec.verification.dense.scans import Scan, outcomes, scan_rejection, scan_traversal
 from treespec.verification.flags import Probs, Uniforms, check_flags, has_known_tokens, may_be_verified
 from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.target_walk import TargetWalk
-from treespec.verification.traversal import Traversal
+from treespec.verification.traversal import BlockVerification, Traversal
 
 NO_TOKEN = -1
 DRAWN_AHEAD = 1 << 24
-"""Up to so many numbers, drawing after all nodes takes a device less time than waiting for the one to draw after."""
+"""Up to this many numbers, drawing after all nodes takes a device less time than waiting for the one to draw after."""
 
 
 class DenseForm(NamedTuple):
@@ -63,7 +62,6 @@ def end_of_traversal(tree: TokenTree, accept_probs: Sequence[float], coins: Sequ
 DENSE_FORMS: dict[type, DenseForm] = {
     TokenVerification: DenseForm(scan_rejection, end_of_rejection),
     RecursiveRejection: DenseForm(scan_rejection, end_of_rejection),
-    # On chains block verification and traversal decide alike for the same coins.
     BlockVerification: DenseForm(scan_traversal, end_of_traversal),
     Traversal: DenseForm(scan_traversal, end_of_traversal),
 }
@@ -171,7 +169,7 @@ def _read_checked(trees: TreeBatch, scan: Scan) -> tuple[list[Float[Tensor, "M"]
 def _next_tokens(
     scan: Scan, last: Sequence[int], next_rows: Sequence[int], ahead: Sequence[int] | None, draws: Uniforms
 ) -> list[int]:
-    """The token after every tree's last accepted node, counted through the batch; `ahead` as it was read."""
+    """The token after every tree's last accepted node, counted through the batch; `ahead` as read."""
     found = [-1] * len(last)
     if ahead is not None:
         finals = scan.plan.finals

@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 
     @property
     def first_before(self) -> Int[np.ndarray, "M"]:
-        """In later waves: the first sibling of `before`."""
+        """The first sibling of `before`, in later waves."""
         first_of = np.zeros(len(self.numbers), np.int64)
         first_of[self.parents[self.is_first]] = np.flatnonzero(self.is_first)
         return first_of[self.parents[self.before]]

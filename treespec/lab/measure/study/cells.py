@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from treespec.checks import check_count, check_number
@@ -91,9 +91,6 @@ class Cell:
         if self.policy == PLAIN:
             return replace(found, drafter=NO_DRAFTER, budget=1, depth=None, rule="auto")
         return replace(found, depth=None) if self.policy in (AUTO, CHAIN) else found
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 FACTORS = tuple(field.name for field in fields(Cell))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from treespec.hf.machine import OtherWork
 from treespec.lab.measure.paired import Run, timed_call
 from treespec.lab.measure.study.cells import PLAIN, Cell
 from treespec.lab.measure.study.study import Block, Study
-from treespec.lab.measure.study.table import read_table, write_table
+from treespec.lab.store import Store, whole
 
 Encode = Callable[[Any, Sequence[str]], Mapping[str, Tensor]]
 """A tokenizer and users' messages to arguments of `generate`, left-padded."""
@@ -51,43 +50,59 @@ class Subject:
 def run_study(
     study: Study, folder: Path, load: Load, encode: Encode, workers: int = 1, advance: Callable[[int], object] = print
 ) -> list[dict[str, Any]]:
-    """The rows of all blocks; those that the folder has whole from an earlier run are read.
+    """The rows of all blocks; those that the folder has from an earlier run are not run again.
 
     Args:
-        folder: gets a file per block in `blocks-DIGEST/`, and `runs.parquet`.
+        folder: gets `blocks-DIGEST.jsonl`, a line per block as soon as it is done, and `runs.parquet`.
         load, encode: importable functions, as other processes call them.
-        workers: processes; each loads the model. Times are those of a machine that runs so many at once.
+        workers: processes; each loads the model. Times are those of a machine that runs this many at once.
         advance: called with the number of blocks done.
+
+    Raises `ConfigError`: pyarrow is missing.
     """
-    parts = folder / f"blocks-{study.digest()}"
-    blocks = study.blocks()
-    todo = [block for block in blocks if not _is_kept(_file(parts, block))]
-    done = len(blocks) - len(todo)
-    advance(done)
-    for count, _ in enumerate(_run_all(todo, study, parts, load, encode, workers), start=1):
-        advance(done + count)
-    rows = [row for block in blocks for row in read_table(_file(parts, block))]
-    write_table(rows, folder / "runs.parquet")
+    arrow, parquet = _arrow()
+    blocks, store = study.blocks(), Store(folder / f"blocks-{study.digest()}.jsonl")
+    todo = [block for block in blocks if block.digest() not in store]
+    advance(done := len(blocks) - len(todo))
+    run_all = _run_in_turn if workers == 1 or len(todo) < 2 else partial(_run_in_parallel, workers)
+    for count, (block, found) in enumerate(run_all(todo, study, load, encode), start=done + 1):
+        store.put(block.digest(), found)
+        advance(count)
+    rows = [row for block in blocks for row in store[block.digest()]]
+    with whole(folder / "runs.parquet") as scratch:
+        parquet.write_table(arrow.Table.from_pylist(rows), scratch)
     return rows
 
 
-def _run_all(
-    todo: Sequence[Block], study: Study, parts: Path, load: Load, encode: Encode, workers: int
-) -> Iterator[None]:
-    if workers == 1 or len(todo) < 2:
-        subject = Subject.of(study, load, encode) if todo else None
-        for block in todo:
-            yield write_table(run_block(subject, block), _file(parts, block))  # pyright: ignore[reportArgumentType]
-        return
-    context = multiprocessing.get_context("spawn")  # Forked processes inherit torch's threads in an unusable state.
-    start = (study, load, encode)
-    before = set(multiprocessing.active_children())
+def _arrow() -> tuple[Any, Any]:
     try:
-        with ProcessPoolExecutor(workers, context, _start_worker, start) as pool:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigError("studies need pyarrow: pip install 'treespec[study]'") from error
+    return pyarrow, parquet
+
+
+Done = Iterator[tuple[Block, list[dict[str, Any]]]]
+"""Blocks with their rows."""
+
+
+def _run_in_turn(todo: Sequence[Block], *start: Any) -> Done:
+    if todo:
+        subject = Subject.of(*start)
+        yield from ((block, run_block(subject, block)) for block in todo)
+
+
+def _run_in_parallel(workers: int, todo: Sequence[Block], *start: Any) -> Done:
+    context = multiprocessing.get_context("spawn")  # Forked processes inherit torch's threads in an unusable state.
+    before = set(multiprocessing.active_children())
+    ignored = (signal.SIGINT, signal.SIG_IGN)  # At Ctrl-C this process ends the others.
+    try:
+        with ProcessPoolExecutor(workers, context, signal.signal, ignored) as pool:
             try:
-                with _interrupts_ignored():
-                    results = pool.map(_work, todo, [parts] * len(todo))
-                yield from results
+                results = {pool.submit(_work, start, block): block for block in todo}
+                for result in as_completed(results):
+                    yield results[result], result.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in set(multiprocessing.active_children()) - before:
@@ -96,50 +111,16 @@ def _run_all(
     except BrokenProcessPool as error:
         advice = "what is done is kept: run the command again, with fewer workers if memory was short"
         raise ConfigError(f"a process of the study ended before its time; {advice}") from error
-    finally:
-        for scratch in parts.glob("*.partial"):
-            scratch.unlink(missing_ok=True)
 
 
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Processes that start meanwhile ignore Ctrl-C for good: this one ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
+_subjects: list[Subject] = []
+"""The one of a process of its own."""
 
 
-def _is_kept(path: Path) -> bool:
-    """Whether an earlier run left a block's rows; a damaged file is run again."""
-    try:
-        return path.is_file() and bool(read_table(path))
-    except ConfigError:
-        return False
-
-
-class _Worker:
-    """What a process needs to load its model when its first block comes, so that errors reach the study."""
-
-    start: tuple[Study, Load, Encode]
-    subject: Subject | None = None
-
-
-def _start_worker(*start: Any) -> None:
-    _Worker.start = start  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _work(block: Block, parts: Path) -> None:
-    _Worker.subject = _Worker.subject or Subject.of(*_Worker.start)
-    write_table(run_block(_Worker.subject, block), _file(parts, block))
-
-
-def _file(parts: Path, block: Block) -> Path:
-    return parts / f"{block.digest()}.parquet"
+def _work(start: Any, block: Block) -> list[dict[str, Any]]:
+    if not _subjects:
+        _subjects.append(Subject.of(*start))
+    return run_block(_subjects[0], block)
 
 
 def run_block(subject: Subject, block: Block) -> list[dict[str, Any]]:
@@ -160,21 +141,18 @@ def run_cell(subject: Subject, cell: Cell, inputs: Mapping[str, Tensor], number:
     speculation, refused, work = None, None, OtherWork()
     torch.manual_seed(seed)
     if cell.policy != PLAIN:
-        drafters = subject.drafters(cell.drafter.split(" + "))
-        policy, rule = cell.policy_object(), cell.rule
-        speculation = TreeSpeculation(drafters, tree=policy, verification=rule, seed=seed)
+        options = {"tree": cell.policy_object(), "verification": cell.rule, "seed": seed}
+        speculation = TreeSpeculation(subject.drafters(cell.drafter.split(" + ")), **options)
         arguments["custom_generate"] = speculation
     try:
-        run = timed_call(subject.model, inputs, arguments)
-        counts = {**_counts(run, speculation), "seconds": run.seconds, "ms_per_token": run.ms_per_token}
+        counts = _counts(timed_call(subject.model, inputs, arguments), speculation)
     except (RuleMismatchError, UnsupportedModeError) as error:
-        names = (*_counts(Run([[]], 0.0, 0), None), "seconds", "ms_per_token")
-        refused, counts = str(error), dict[str, Any].fromkeys(names)
+        refused, counts = str(error), dict.fromkeys(_counts(Run([[0]], 0.0, 0), None))
     except TreespecError:
         raise
     except (ValueError, TypeError) as error:  # What transformers says to arguments that generate does not have.
         raise ConfigError(f"{cell} cannot be run: {error}") from error
-    return {**cell.as_dict(), "prompt": number, **counts, "others_share": work.share(), "refused": refused}
+    return {**asdict(cell), "prompt": number, **counts, "others_share": work.share(), "refused": refused}
 
 
 def _counts(run: Run, speculation: TreeSpeculation | None) -> dict[str, Any]:
@@ -186,4 +164,6 @@ def _counts(run: Run, speculation: TreeSpeculation | None) -> dict[str, Any]:
         "num_draft_tokens": stats.num_draft_tokens,
         "num_accepted_tokens": stats.num_accepted_tokens,
         **{f"{phase}_seconds": stats.seconds[phase] for phase in PHASES},
+        "seconds": run.seconds,
+        "ms_per_token": run.ms_per_token,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,11 @@ class Study:
     def digest(self) -> str:
         """A digest of all that a run's numbers depend on; what was run with other settings is not reused."""
         about = [self.model, self.prompts, self.new_tokens, self.threads, self.dtype, self.is_packed]
-        about += [[cell.as_dict() for cell in self.cells]]
-        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+        return _digest([*about, [asdict(cell) for cell in self.cells]])
 
     def baseline_of(self, cell: Cell) -> Cell:
         """The cell that this one is compared with. Raises `ConfigError`: a level that no cell has."""
-        return Cell(**cell.as_dict() | dict(self.baseline)).without_unused()
+        return Cell(**asdict(cell) | dict(self.baseline)).without_unused()
 
     def blocks(self) -> list[Block]:
         """The units of work."""
@@ -83,8 +82,11 @@ class Block:
 
     def digest(self) -> str:
         """The name of its file."""
-        about = [self.number, self.prompts, *(cell.as_dict() for cell in self.cells)]
-        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+        return _digest([self.number, self.prompts, *(asdict(cell) for cell in self.cells)])
+
+
+def _digest(about: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
 
 KEYS = {"name", "model", "prompts", "grid", "baseline", *(f.name for f in fields(Study))} - {"cells", "is_packed"}

@@ -9,6 +9,7 @@ from typing import Any
 
 from treespec.errors import ConfigError
 from treespec.lab.measure.estimates import Estimate, bootstrap, difference
+from treespec.lab.tables import markdown_table
 from treespec.verification import RULES
 
 Row = Mapping[str, Any]
@@ -55,21 +56,19 @@ def compare(rows: Sequence[Row], factors: Sequence[str], units: Sequence[str], b
     cells: dict[Levels, dict[Levels, Row]] = {}
     for row in rows:
         if row.get("refused") is None:
-            key = tuple((name, row[name]) for name in factors)
-            cells.setdefault(key, {})[tuple((name, row[name]) for name in units)] = row
+            unit = tuple((name, row[name]) for name in units)
+            cells.setdefault(tuple((name, row[name]) for name in factors), {})[unit] = row
     found = []
     for key, mine in cells.items():
-        wanted = baseline(dict(key))
-        wanted = {name: wanted[name] for name in factors}
-        other = cells.get(tuple(wanted.items()), {})
+        levels = dict(key)
+        wanted = {name: level for name, level in baseline(levels).items() if name in levels}
+        other = cells.get(tuple((name, wanted[name]) for name in factors), {})
         if not set(mine) <= set(other):
-            raise ConfigError(f"no baseline {wanted} was run on the prompts of {dict(key)}")
+            raise ConfigError(f"no baseline {wanted} was run on the prompts of {levels}")
         pairs = [(run, other[unit]) for unit, run in mine.items()]
-        is_baseline = dict(key) == wanted
-        lengths = [[run["tokens_per_pass"] for run in pair] for pair in pairs]
-        own, theirs = zip(*lengths, strict=True)
-        gain = None if is_baseline else difference(own, theirs)
-        found.append(Compared(dict(key), len(pairs), bootstrap(own), gain, None if is_baseline else _speed(pairs)))
+        own, theirs = ([run["tokens_per_pass"] for run in side] for side in zip(*pairs, strict=True))
+        gains = (None, None) if levels == wanted else (difference(own, theirs), _speed(pairs))
+        found.append(Compared(levels, len(pairs), bootstrap(own), *gains))
     return found
 
 
@@ -101,15 +100,13 @@ def finding(cells: Sequence[Compared], factors: Sequence[str]) -> str:
     above = sum(gain.low > ROUNDING for _, gain in compared)
     below = sum(gain.high < -ROUNDING for _, gain in compared)
     best, gain = max(compared, key=lambda pair: pair[0].length.value)
-    timed = [cell for cell, _ in compared if cell.speed is not None]
-    fastest = max(timed, key=lambda cell: cell.speed.value if cell.speed else 0.0, default=None)
-    speed = ""
-    if fastest is not None and fastest.speed is not None:
-        speed = f"; the fastest is {fastest.label(factors)}, {fastest.speed.text()} times the baseline"
+    timed = [(cell.speed, cell) for cell, _ in compared if cell.speed is not None]
+    speed, fastest = max(timed, key=lambda pair: pair[0].value, default=(None, best))
+    faster = f"; the fastest is {fastest.label(factors)}, {speed.text()} times the baseline" if speed else ""
     return (
         f"of {len(compared)} lossless cells {above} emit more tokens per pass than the baseline beyond the paired "
         f"noise, {below} fewer; the most is {best.label(factors)} with {best.length.value:.2f}, "
-        f"{gain.text(sign='+')}{speed}."
+        f"{gain.text(sign='+')}{faster}."
     )
 
 
@@ -122,15 +119,15 @@ def report(cells: Sequence[Compared], title: str, about: str, picture: str, by: 
     lines += ["", f"![Gains over the baseline]({picture})", ""]
     for panel, group in panels.items():
         lines += [f"## {panel}", ""] if panel else []
-        header = [*factors, "runs", "tokens per pass", "gain", "speed"]
-        lines += [_line(header), _line(["---"] * len(header))]
-        for cell in group:
-            gain = "baseline" if cell.gain is None else cell.gain.text(sign="+")
-            speed = "" if cell.speed is None else cell.speed.text()
-            levels = [shown_level(name, cell.levels[name]) for name in factors]
-            lines.append(_line([*levels, str(cell.num_units), cell.length.text(), gain, speed]))
-        lines.append("")
+        rows = [_row(cell, factors) for cell in group]
+        lines += [markdown_table([*factors, "runs", "tokens per pass", "gain", "speed"], rows), ""]
     return "\n".join(lines)
+
+
+def _row(cell: Compared, factors: Sequence[str]) -> list[str]:
+    gain = "baseline" if cell.gain is None else cell.gain.text(sign="+")
+    levels = [shown_level(name, cell.levels[name]) for name in factors]
+    return [*levels, str(cell.num_units), cell.length.text(), gain, "" if cell.speed is None else cell.speed.text()]
 
 
 def shown_level(name: str, level: Any) -> str:
@@ -141,7 +138,3 @@ def shown_level(name: str, level: Any) -> str:
     if level is None:
         return "any depth" if name == "depth" else "none"
     return f"{name.replace('_', '-')} {level:g}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,143 @@
+"""Attention by the native function: sdpa's numbers under any mask, for the models and states that it serves only."""
+
+import copy
+
+import pytest
+import torch
+from helpers.tiny import prompt, tiny_llama
+
+import treespec
+from treespec.cpu.attention import NativeAttention, native_attention
+from treespec.hf import TreeScorer
+from treespec.hf.attention.served import attention_of
+
+PARENTS = torch.tensor([[-1, 0, 0, 1, 2, 2, 0, 5]])
+
+
+@pytest.fixture
+def native(library):
+    return native_attention(library)
+
+
+def states(num_rows=2, num_heads=6, num_groups=2, num_nodes=5, num_slots=23, size=64):
+    """Queries as a model has them, keys and values as a room has them, and a mask in which every node sees a slot."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(num_rows, num_nodes, num_heads, size, generator=generator).transpose(1, 2)
+    rooms = torch.randn(2, num_rows, num_groups, num_slots + 9, size, generator=generator)[..., :num_slots, :]
+    is_seen = torch.rand(num_rows, 1, num_nodes, num_slots, generator=generator) > 0.4
+    is_seen[..., 0] = True
+    mask = torch.zeros(is_seen.shape).masked_fill_(~is_seen, -torch.inf)
+    return query, *rooms, mask
+
+
+def expected(query, key, value, mask, scale):
+    num_groups = query.shape[1] // key.shape[1]
+    keys, values = (state.repeat_interleave(num_groups, 1) for state in (key, value))
+    outputs = torch.nn.functional.scaled_dot_product_attention(
+        query.double(), keys.double(), values.double(), attn_mask=None if mask is None else mask.double(), scale=scale
+    )
+    return outputs.transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"num_nodes": 1}, {"num_nodes": 64}, {"num_slots": 700, "num_nodes": 16}, {"num_groups": 6}, {"size": 128},
+     {"num_heads": 1, "num_groups": 1}, {"num_rows": 1, "num_slots": 1}],
+)  # fmt: skip
+@torch.no_grad()
+def test_equals_sdpa(native, shape):
+    query, key, value, mask = states(**shape)
+    num_groups = query.shape[1] // key.shape[1]
+    assert native.serves(query, key, value)
+    outputs = native.run(query, key, value, native.as_panels(mask, num_groups), 0.3)
+    assert outputs.is_contiguous()
+    assert (outputs - expected(query, key, value, mask, 0.3)).abs().max() < 5e-6
+    unmasked = native.run(query, key, value, None, 0.3)
+    assert (unmasked - expected(query, key, value, None, 0.3)).abs().max() < 5e-6
+
+
+@torch.no_grad()
+def test_large_scores_tiny_ones_and_none(native):
+    """Scores far apart, as in trained models: weights that underflow are zeros; so is what sees no slot."""
+    query, key, value, mask = states(num_nodes=2)
+    mask[0, 0, 1] = -torch.inf
+    mask[1, 0, 0, 1:] = torch.finfo(torch.float32).min  # As transformers masks.
+    outputs = native.run(query, key, value, native.as_panels(mask, 3), 20.0)
+    assert not outputs[0, 1].any()
+    assert (outputs[1] - expected(query, key, value, mask, 20.0)[1]).abs().max() < 1e-5
+    assert (outputs[1, 0] - value[1, :, 0].repeat_interleave(3, 0)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("state", [0, 1, 2], ids=["query", "key", "value"])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@torch.no_grad()
+def test_what_is_not_a_number_stays_none(native, state, number):
+    """A broken model is seen in tree passes as it is in others."""
+    given = states(num_rows=1)
+    given[state][0, 0, 2, 5] = number
+    *_, mask = given
+    mask[..., 2] = 0
+    outputs = native.run(*given[:3], native.as_panels(mask, 3), 0.3)
+    sdpa = expected(*given[:3], mask, 0.3)
+    assert sdpa.isfinite().equal(outputs.isfinite())
+    assert not sdpa.isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [{}, {"num_nodes": 16, "num_slots": 300}, {"size": 128}])
+@torch.no_grad()
+def test_bfloat16(native, shape):
+    """Sums are float32: nearer to the exact values than sdpa, which rounds the weights too."""
+    *given, mask = states(**shape)
+    query, key, value = (state.bfloat16() for state in given)
+    assert native.serves(query, key, value)
+    outputs = native.run(query, key, value, native.as_panels(mask, 3), 0.3)
+    assert outputs.dtype == torch.bfloat16
+    exact = expected(query, key, value, mask, 0.3)
+    tolerance = 0.5 * 2**-7 * exact.abs() + 1e-4
+    assert ((outputs - exact).abs() <= tolerance).all()
+
+
+@torch.no_grad()
+def test_one_mask_serves_all_rows(native):
+    query, key, value, mask = states()
+    panels = native.as_panels(mask[:1], 3)
+    outputs = native.run(query, key, value, panels, 0.3)
+    assert (outputs - expected(query, key, value, mask[:1], 0.3)).abs().max() < 5e-6
+
+
+@torch.no_grad()
+def test_what_it_does_not_serve(native):
+    query, key, value, _ = states()
+    assert not native.serves(query.double(), key.double(), value.double())
+    assert not native.serves(*(state[..., :40] for state in (query, key, value)))
+    assert not native.serves(query, key.transpose(2, 3).contiguous().transpose(2, 3), value)
+    assert not native.serves(query.half(), key.half(), value.half())
+    shifted = torch.zeros(key.numel() + 1, dtype=torch.bfloat16)[1:].view(key.shape)
+    assert not native.serves(query.bfloat16(), shifted, value.bfloat16())
+
+
+@torch.no_grad()
+def test_tree_passes_of_optimised_models_use_it(folder, library, monkeypatch):
+    """Rows of two lengths, the logits of sdpa; undone by `restore`, and not copied with the model."""
+    model = tiny_llama(hidden_size=256)
+    ids = torch.cat([prompt(), prompt()])
+    mask = torch.arange(ids.shape[1]) >= torch.tensor([[0], [3]])
+    tokens = torch.randint(64, (2, PARENTS.shape[1]), generator=torch.Generator().manual_seed(1))
+    calls = []
+    run = NativeAttention.run
+    monkeypatch.setattr(NativeAttention, "run", lambda *args: calls.append(1) or run(*args))
+
+    def logits():
+        scorer = TreeScorer(model)
+        scorer.prefill(ids.masked_fill(~mask, 0), mask)
+        return scorer.extend(tokens, PARENTS.expand(2, -1)).logits
+
+    plain = logits()
+    assert not calls
+    with treespec.optimize(model):
+        assert attention_of(copy.deepcopy(model)) is None
+        fast = logits()
+        assert len(calls) == model.config.num_hidden_layers
+    assert (fast - plain).abs().max() < 1e-4 * plain.std()
+    assert logits().equal(plain)
+    assert len(calls) == model.config.num_hidden_layers

@@ -1,0 +1,10 @@
+"""The command line, called in this process."""
+
+from typer.testing import CliRunner
+
+from treespec.commands import app
+
+
+def invoke(*arguments, **options):
+    """`treespec` with these arguments."""
+    return CliRunner().invoke(app, list(map(str, arguments)), **options)

@@ -1,0 +1,241 @@
+"""Products for a few rows, RMS norms and attention, compiled by the machine's C++ compiler at their first use.
+
+oneDNN's products of 16 rows take longer than reading the weights and longer than multiplying them. These keep nearer
+to the memory's limit, and their rows do not depend on how many there are: a token's outputs are the same bits in a
+pass over one node and over a tree. See native.cpp.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import BFloat16, Float, Int8
+from torch import Tensor
+
+from treespec.errors import TreespecError
+from treespec.hf.machine import processor
+
+SOURCE = Path(__file__).with_name("native.cpp")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp")
+COMPILE_SECONDS = 120
+
+
+class NativeError(TreespecError):
+    """There is no C++ compiler, or what it made cannot be loaded; the text says which."""
+
+
+_loaded: dict[str, "NativeLinear"] = {}
+"""By the function's name, for graphs of `torch.compile`, which know operators only."""
+_refused: dict[Path, str] = {}
+"""Libraries that cannot be loaded, and why."""
+_operators = torch.library.Library("treespec", "FRAGMENT")
+_operators.define("linear(Tensor inputs, Tensor packed, Tensor? bias, int num_outputs, str function) -> Tensor")
+
+
+@torch.library.impl(_operators, "linear", "CPU")
+def _linear(inputs: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int, function: str) -> Tensor:
+    return _loaded[function].run(inputs, packed, bias, num_outputs)
+
+
+@torch.library.register_fake("treespec::linear")
+def _linear_shape(inputs: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int, function: str) -> Tensor:
+    return inputs.new_empty(*inputs.shape[:-1], num_outputs)
+
+
+class NativeLinear:
+    """The compiled product.
+
+    Raises `NativeError`: it cannot be compiled or loaded here.
+    """
+
+    function = "treespec_linear"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._library = load_library(folder)
+        self._library.treespec_columns.restype = ctypes.c_int64
+        self._linear = getattr(self._library, self.function)
+        self._linear.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int32]
+        self._linear.restype = None
+        self._columns = int(self._library.treespec_columns())
+        _loaded[self.function] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickled models: compiled again where they are loaded, if need be."""
+        return type(self), (self._folder,)
+
+    def pack(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "panels in columns"]:
+        """Weights in the order in which they are read, padded with zeros to whole panels."""
+        missing = -weight.shape[0] % self._columns
+        padded = torch.nn.functional.pad(weight, (0, 0, 0, missing))
+        return padded.view(-1, self._columns, weight.shape[1]).transpose(1, 2).contiguous()
+
+    def run(self, inputs: Float[Tensor, "*rows in"], packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
+        """float32 [..., in] to [..., out] on torch's number of threads."""
+        # A pass calls this hundreds of times: this is the fastest of several equivalent forms.
+        *leading, size = inputs.shape
+        outputs = inputs.new_empty(*leading, num_outputs)
+        rows, bias = inputs.contiguous(), None if bias is None else bias.contiguous()
+        pointers = rows.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), outputs.data_ptr()
+        self._linear(*pointers, inputs.numel() // max(size, 1), size, num_outputs, torch.get_num_threads())
+        return outputs
+
+
+class Int8Linear(NativeLinear):
+    """The same with weights rounded to 8 bits, symmetric, one scale per output; inputs, sums and outputs are float32.
+
+    It reads a quarter of the bytes. Rows do not depend on how many there are here either.
+    """
+
+    function = "treespec_linear_int8"
+
+    def pack(self, weight: Float[Tensor, "out in"]) -> Int8[Tensor, "panels bytes"]:
+        """Per panel the weights as int8 and, after them, the bytes of their outputs' float32 scales."""
+        scales = (weight.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        panels = super().pack((weight / scales).round()).to(torch.int8)
+        factors = super().pack(scales).view(len(panels), -1)
+        return torch.cat([panels.flatten(1), factors.view(torch.int8)], 1)
+
+
+class Bfloat16Linear(NativeLinear):
+    """The same in bfloat16; sums are float32, and rounded once. Inputs are multiplied in pairs."""
+
+    function = "treespec_linear_bfloat16"
+
+    def pack(self, weight: BFloat16[Tensor, "out in"]) -> BFloat16[Tensor, "panels pairs columns 2"]:
+        """Interleave pairs of inputs of every output; an odd number of inputs is padded with a zero."""
+        even = torch.nn.functional.pad(weight, (0, weight.shape[1] % 2, 0, -weight.shape[0] % self._columns))
+        return even.view(-1, self._columns, even.shape[1] // 2, 2).transpose(1, 2).contiguous()
+
+    def run(
+        self, inputs: BFloat16[Tensor, "*rows in"], packed: Tensor, bias: Tensor | None, num_outputs: int
+    ) -> BFloat16[Tensor, "*rows out"]:
+        if inputs.shape[-1] % 2:
+            inputs = torch.nn.functional.pad(inputs, (0, 1))
+        return super().run(inputs, packed, bias, num_outputs)
+
+
+class NativeNorm:
+    """RMS norms of rows, float32 or bfloat16, in one function, where PyTorch runs six operators.
+
+    Raises `NativeError`: it cannot be compiled or loaded here.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        library = load_library(folder)
+        self._norms = {torch.float32: library.treespec_rms_norm, torch.bfloat16: library.treespec_rms_norm_bfloat16}
+        for norm in self._norms.values():
+            norm.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2 + [ctypes.c_float]
+            norm.restype = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._folder,)
+
+    def run(self, inputs: Float[Tensor, "*rows size"], weight: Float[Tensor, "size"], eps: float) -> Tensor:
+        """The norm's outputs; inputs and weight have one dtype."""
+        rows, weight = inputs.contiguous(), weight.contiguous()
+        outputs, size = torch.empty_like(rows), len(weight)
+        pointers = rows.data_ptr(), weight.data_ptr(), outputs.data_ptr()
+        self._norms[rows.dtype](*pointers, rows.numel() // max(size, 1), size, eps)
+        return outputs
+
+
+@functools.cache
+def native_norm(folder: Path) -> NativeNorm:
+    """The norm; see `native_linear`."""
+    return NativeNorm(folder)
+
+
+@functools.cache
+def native_linear(folder: Path) -> NativeLinear:
+    """The product, compiled once per machine into `folder`. Raises `NativeError`: it cannot be compiled or loaded."""
+    return NativeLinear(folder)
+
+
+@functools.cache
+def int8_linear(folder: Path) -> Int8Linear:
+    """The product with 8-bit weights; see `native_linear`."""
+    return Int8Linear(folder)
+
+
+@functools.cache
+def bfloat16_linear(folder: Path) -> Bfloat16Linear:
+    """The product in bfloat16; see `native_linear`."""
+    return Bfloat16Linear(folder)
+
+
+def load_library(folder: Path) -> ctypes.CDLL:
+    """The library from the folder; a missing or damaged one is compiled, by the first compiler whose library loads."""
+    reasons = []
+    for compiler in find_compilers():
+        try:
+            return _load(compiler, folder / f"linear-{_digest(compiler)}.so")
+        except NativeError as error:
+            reasons.append(str(error))
+    raise NativeError("; ".join(dict.fromkeys(reasons)))
+
+
+def _load(compiler: str, path: Path) -> ctypes.CDLL:
+    if path in _refused:
+        raise NativeError(_refused[path])
+    reason = ""
+    for is_fresh in (False, True):
+        if is_fresh or not path.is_file():
+            _compile(compiler, path)
+        try:
+            # All names are looked up at once: a missing OpenMP runtime is an error here, not the process's end later.
+            return ctypes.CDLL(str(path), mode=os.RTLD_NOW)
+        except OSError as error:
+            reason = str(error)
+    # Kept, as it took a compilation: clang's libraries need another OpenMP runtime than most PyTorch wheels have.
+    _refused[path] = f"what {Path(compiler).name} makes of the native product cannot be loaded: {reason}"
+    raise NativeError(_refused[path])
+
+
+def find_compilers() -> list[str]:
+    """The paths of C++ compilers, in the order in which they are tried. Raises `NativeError`: none, or off Linux."""
+    if platform.system() != "Linux":
+        raise NativeError(f"the native product is made for Linux, not for {platform.system()}")
+    names = (os.environ.get("CXX"), "g++", "clang++", "c++")
+    found = [path for name in names if name and (path := shutil.which(name))]
+    if not found:
+        raise NativeError("no C++ compiler found ($CXX, g++, clang++, c++)")
+    return list(dict.fromkeys(found))
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Write the library whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            objects = Path(scratch) / "linear.o"
+            library = Path(scratch) / "linear.so"
+            _call([compiler, *FLAGS, "-c", str(SOURCE), "-o", str(objects)])
+            # Linked without an OpenMP runtime of its own: PyTorch's, with its threads, is loaded already.
+            _call([compiler, "-shared", str(objects), "-o", str(library)])
+            library.replace(path)
+    except OSError as error:
+        raise NativeError(f"the native product cannot be written to {path.parent}: {error}") from error
+
+
+def _call(command: list[str]) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+    except (subprocess.SubprocessError, OSError) as error:
+        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        raise NativeError(f"{Path(command[0]).name} failed: {lines[0] if lines else error}") from error
+
+
+def _digest(compiler: str) -> str:
+    """A digest of everything that the library depends on, the processor included: -march=native serves no other."""
+    facts = [SOURCE.read_text(), compiler, *FLAGS, processor(), torch.__version__]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

@@ -1,1 +1,0 @@
-"""Where a model's weights are: on several devices, on disk, in several processes."""
