@@ -82,7 +82,8 @@ def error_of(run: Any, *args: Any, **kwargs: Any) -> tuple[str, str]:
 
 def learned(control: Any) -> Any:
     """What the control expects of every candidate, and of passes by number of nodes: after times that differ."""
-    return control._learned.acceptance.expected().tolist(), control._learned.passes.curve(2, 16).tolist()
+    learned = control._learned
+    return learned.acceptance.expected.tolist(), learned.passes.predict([2, 16], 2, 16).tolist()
 
 
 def with_broken_streamer(speculation: TreeSpeculation) -> TreeSpeculation:

@@ -28,10 +28,7 @@ class NowAndThen(Control):
     def trim(self, trees):
         return trees
 
-    def update(self, step):
-        pass
-
-    def measure(self, trees, draft_ms, other_ms):
+    def learn(self, step, draft_ms, other_ms):
         pass
 
 

@@ -121,10 +121,8 @@ class EveryStep(StepControl):
     def trim(self, trees):
         return trees
 
-    def update(self, step):
+    def learn(self, step, draft_ms, other_ms):
         assert step.emitted
-
-    def update_times(self, trees, draft_ms, other_ms):
         assert min(draft_ms, other_ms) >= 0
 
 

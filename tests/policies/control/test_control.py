@@ -10,7 +10,6 @@ from treespec import BestFirst, Chain, Control
 from treespec.errors import ConfigError
 from treespec.policies import as_policy
 from treespec.policies.control.contract import CallFacts
-from treespec.policies.control.learned import Learned
 from treespec.protocols import Proposal, Scores, VerifiedStep
 from treespec.tree import TreeBatch, Verdict
 
@@ -43,10 +42,10 @@ class World:
             self.num_unread = 0
             trees = control.trim(trees)
         verdicts, emitted = zip(*map(self._verify, trees.trees), strict=True)
-        control.update(VerifiedStep(trees, list(verdicts), Scores(torch.zeros(0)), list(emitted)))
+        step = VerifiedStep(trees, list(verdicts), Scores(torch.zeros(0)), list(emitted))
         nodes, times = list(self.profile), list(self.profile.values())
         pass_ms = float(np.interp(self.rows * trees.max_nodes, nodes, times))
-        control.update_times(trees, slowdown * draft_ms, slowdown * pass_ms)
+        control.learn(step, slowdown * draft_ms, slowdown * pass_ms)
         self.ms += draft_ms + pass_ms
         self.tokens += sum(map(len, emitted))
         self.names.append(control.choice.name)
@@ -110,8 +109,8 @@ def test_it_is_as_fast_as_the_best_fixed_choice(level_ms):
     rates = []
     for name in ("chain of 1", "chain of 3", "tree of 8", "tree of 12", "tree of 32"):
         fixed = World(Control(), level_ms=level_ms, share=level_ms / 30)
-        learned = fixed.control._learned
-        vars(learned)["decide"] = partial(fixed_choice, learned.candidates.names.index(name))
+        number = fixed.control._learned.candidates.names.index(name)
+        vars(fixed.control)["_decide"] = partial(fixed_choice, number)
         rates.append(fixed.run(80).tokens / fixed.ms)
     assert world.tokens / world.ms > 0.95 * max(rates), (rates, best_name(world))
 
@@ -125,21 +124,6 @@ def test_random_drafts_cost_little(claimed):
     if claimed == GOOD:
         world.right = GOOD
         assert best_name(world.run(600)).startswith("tree")
-
-
-def test_plain_steps_repeat_without_prediction_and_drafts_are_tried_again_as_before(monkeypatch):
-    """Three of four steps, after drafts that did not pay; what is chosen does not change."""
-    times = {1: 30.0, 16: 60.0}
-    predictions = []
-    predict = Learned.predict
-    monkeypatch.setattr(Learned, "predict", lambda *args: predictions.append(1) or predict(*args))
-    world = World(Control(is_timed=False), right=RANDOM, claimed=GOOD, profile=times, level_ms=4.0).run(400)
-    num_predicted = len(predictions)
-    monkeypatch.setattr(Learned, "repeats_plain", lambda _: False)
-    slow = World(Control(is_timed=False), right=RANDOM, claimed=GOOD, profile=times, level_ms=4.0).run(400)
-    assert world.names == slow.names
-    assert num_predicted < 180 < len(predictions) - num_predicted
-    assert world.control.choice.tokens_per_second.keys() == slow.control.choice.tokens_per_second.keys()
 
 
 def test_a_new_call_begins_with_a_prediction():

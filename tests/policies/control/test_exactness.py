@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from treespec import Control, TreeBatch
+from treespec import Control, TreeBatch, Verdict
 from treespec.policies import Chain
 from treespec.policies.control.contract import CallFacts
 from treespec.protocols import Scores, VerifiedStep
@@ -43,8 +43,8 @@ def decode(rng, scheme, rule, shapes, is_peeking=False):
     control, text, step = Control(max_nodes=4, pass_ms=PASS_MS), (), 0
     control.begin(CallFacts("drafter", is_sampling=True))
     control.choose(1, 1)
-    for _ in range(2):  # A time is believed after a median of three.
-        control.update_times(ROOT, 0.0, 0.4)
+    for token in range(2):  # A time is believed after a median of three.
+        control.learn(plain_step(token), 0.0, 0.4)
     while len(text) < 3:
         drafting, source, step = OfStep(rng, step), OfStep(rng, step + 1), step + 2
         trees = ROOT
@@ -59,10 +59,14 @@ def decode(rng, scheme, rule, shapes, is_peeking=False):
         shapes.add((type(control.current).__name__, tree.num_nodes))
         verdict = rule.verify(tree, lambda node, text=text, tree=tree: target_probs(text, tree, node), source)
         emitted = [tree.token(node) for node in verdict.path[1:]] + [verdict.next_token]
-        control.update(VerifiedStep(trees, [verdict], Scores(torch.zeros(0)), [emitted]))
         text = (*text, *emitted)
-        control.update_times(trees, 0.01 if sum(text) % 2 else 9.0, 4.0 if text[-1] else 0.4)
+        verified = VerifiedStep(trees, [verdict], Scores(torch.zeros(0)), [emitted])
+        control.learn(verified, 0.01 if sum(text) % 2 else 9.0, 4.0 if text[-1] else 0.4)
     return text[:3]
+
+
+def plain_step(token):
+    return VerifiedStep(ROOT, [Verdict((0,), token, False)], Scores(torch.zeros(0)), [[token]])
 
 
 def with_values(trees, text, scheme):

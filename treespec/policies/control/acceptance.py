@@ -3,7 +3,7 @@
 A best-first tree holds all smaller ones and the chain of first children, so one drafted tree says what each of them
 would gain, and its least probable nodes what a larger tree would add.
 
-Axis letters: t numbers of nodes, c lengths of chains.
+Axis letters: c some candidates, t numbers of nodes.
 """
 
 from bisect import bisect
@@ -22,7 +22,7 @@ MOST_RANK, MOST_DEPTH = 3, 4
 """Later siblings and deeper nodes are corrected together."""
 PRIOR_TRIALS, TRIAL_MEMORY = 24.0, 0.997
 """See `Calibration`."""
-OUTCOME_MEMORY, PRIOR_ACCEPTED = 0.96, 3.0
+OUTCOME_MEMORY, PRIOR_ACCEPTED = 0.96, 6.0
 """The factor per drafted step on what was accepted, and the tokens that expectations without it count for."""
 STEP_MEMORY, PRIOR_STEPS = 0.985, 2.0
 """The factor per drafted step on what candidates have shown, and the steps that the first expectation counts for."""

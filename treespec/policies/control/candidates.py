@@ -84,7 +84,8 @@ class Candidates(list[Candidate]):
         for depth in () if is_chain_only else (*(DEPTHS if is_sampled else ()), ANY_DEPTH):
             first = len(self)
             self += [Candidate(size, depth) for size in sizes if depth < size - 1 or depth == ANY_DEPTH]
-            self.by_depth[depth] = slice(first, len(self))
+            if first < len(self):
+                self.by_depth[depth] = slice(first, len(self))
         self.names = [candidate.name for candidate in self]
         self.policies = [candidate.policy() for candidate in self]
         self.num_nodes = np.array([c.num_nodes - 1 for c in self])

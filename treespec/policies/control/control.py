@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Num
 
 from treespec.checks import ShowsOptions, check_count, check_flag, check_number
 from treespec.errors import ConfigError
@@ -95,7 +95,7 @@ class Control(ShowsOptions, StepControl):
         is_timed: bool | None = None,
         pass_ms: Mapping[int, float] | None = None,
     ) -> None:
-        self.given_max_nodes = None if max_nodes is None else min(check_count("max_nodes", max_nodes), MOST_NODES)
+        self._max_nodes = None if max_nodes is None else min(check_count("max_nodes", max_nodes), MOST_NODES)
         self.max_latency_ms, self.pass_ms = max_latency_ms, pass_ms
         self.is_timed = None if is_timed is None else check_flag("is_timed", is_timed)
         if max_latency_ms is not None:
@@ -112,7 +112,12 @@ class Control(ShowsOptions, StepControl):
     @property
     def max_nodes(self) -> int:
         """See `TreePolicy`."""
-        return self.given_max_nodes or MOST_NODES
+        return self._max_nodes or MOST_NODES
+
+    @property
+    def given_max_nodes(self) -> int | None:
+        """The argument `max_nodes`."""
+        return self._max_nodes
 
     @property
     def needs_pass_times(self) -> bool:
@@ -128,7 +133,7 @@ class Control(ShowsOptions, StepControl):
         found = {} if call.is_repeatable else self._kept
         key = (call.is_sampling, call.is_chain_only, call.is_on_host, *(pass_ms or {}).items())
         if key not in found:
-            most = self.given_max_nodes or (TREE_SIZES[-1] if call.is_on_host else MOST_NODES)
+            most = self._max_nodes or (TREE_SIZES[-1] if call.is_on_host else MOST_NODES)
             candidates = Candidates(most, call.is_chain_only, call.is_sampling)
             found[key] = _Learned(candidates, pass_ms, call.draft_share)
         self._learned = found[key]
@@ -179,7 +184,7 @@ class Control(ShowsOptions, StepControl):
         step_ms = draft_ms + self._pass_ms(1 + nodes)
         return (1 + accepted) / step_ms, step_ms, draft_ms
 
-    def _pass_ms(self, nodes_per_row: Float[np.ndarray, "t"] | Int[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
+    def _pass_ms(self, nodes_per_row: Num[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
         return self._learned.passes.predict(self._num_rows * nodes_per_row, self._num_rows, self._context)
 
     def _decide(

@@ -16,10 +16,11 @@ decoded without it, which takes batches a step's time."""
 EXAMINED_EVERY = 4
 """After the first steps: how many of the steps that ask all parts measure what one adds."""
 CLEARLY = 1.5
-"""A part is left out where its time is worth this many times what it adds: one that hardly pays costs little."""
-LEAST_WORTH = 0.1
-"""Accepted tokens that a part's time must be worth before it is asked what it adds, which takes time as well."""
-NUM_TIMES, NUM_GAINS = 9, 64
+"""A part is left out where its time is worth so many times what it adds: keeping one that hardly pays costs little."""
+NUM_ERRORS, LEAST_WORTH = 1.0, 0.1
+"""The doubt in favour of a part, see `choose`; accepted tokens that its time must be worth before it is asked what it
+adds, which takes time as well."""
+NUM_TIMES, NUM_GAINS = 9, 16
 """The last drafts whose median is a part's time, so that cold ones soon do not count, and whose mean is its gain."""
 
 
@@ -44,8 +45,8 @@ class PartChoice:
     def choose(self, tokens_per_ms: float, num_rows: int, drawing: int | None = None) -> None:
         """Leave out the slowest part where its time is worth more than what it adds; never the one that draws.
 
-        One part at most: what two of them add together is not known. A part that may add enough, by two standard errors
-        of what it has added, stays: left out, it would show little of itself.
+        One part at most: what two of them add together is not known. A part that may add enough, by `NUM_ERRORS`
+        standard errors of what it has added, stays: left out, it would show little of itself.
 
         Args:
             tokens_per_ms: accepted tokens per row that time is worth.
@@ -58,7 +59,7 @@ class PartChoice:
         if worth < LEAST_WORTH:
             return
         is_known = len(gains) >= FIRST_STEPS
-        if is_known and worth > CLEARLY * (fmean(gains) + 2 * pstdev(gains) / sqrt(len(gains))):
+        if is_known and worth > CLEARLY * (fmean(gains) + NUM_ERRORS * pstdev(gains) / sqrt(len(gains))):
             self._num_without += 1
             if self._num_without <= self._wait:
                 self.left_out = part

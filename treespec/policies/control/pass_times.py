@@ -12,9 +12,9 @@ from operator import mul
 from statistics import median_low
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 
-UNMEASURED = {1: 1.0, 16: 1.3, 64: 2.5}
+UNMEASURED = {1: 1.0, 51: 2.0}
 """A pass's time by tokens, in passes over one token, where nothing was measured."""
 FORGETTING = 0.97
 """What earlier observations count for at every new one."""
@@ -22,8 +22,8 @@ RENEWED_EVERY = 4
 """Observations after which coefficients are made again; after the first eight each."""
 UNIT_STEPS = 9
 """The latest steps whose median is the time of a pass over one token."""
-MOST_ERROR = 1.5
-"""A pass that takes more or less than this many times what was predicted counts as this many."""
+MEASURED_ERROR, MOST_ERROR = 1.5, 3.0
+"""A pass that takes more or less than so many times what was predicted counts as so many, with a profile or without."""
 NUM_PLAIN = 3
 """Plain steps of several rows after which their time is known."""
 CHANGED = 2.0
@@ -63,13 +63,14 @@ class TimeRegression:
             self._fit()
 
     def _fit(self) -> None:
-        """By elimination: of a few unknowns faster than `np.linalg.solve`; such sums need no pivots."""
-        rows = (self._sums + self._pull).tolist()
-        for index, pivot in enumerate(rows):
-            for row in rows[:index] + rows[index + 1 :]:
-                factor = row[index] / pivot[index]
-                row[:] = [value - factor * other for value, other in zip(row, pivot, strict=True)]
-        self.coefficients = np.array([max(row[-1] / row[index], 0.0) for index, row in enumerate(rows)])
+        """Without the features whose coefficients would be negative."""
+        sums, used = self._sums + self._pull, np.arange(len(self._pull))
+        found = np.linalg.solve(sums[:, :-1], sums[:, -1])
+        while found.min(initial=0.0) < 0:
+            used = used[found >= 0]
+            found = np.linalg.solve(sums[np.ix_(used, used)], sums[used, -1])
+        self.coefficients = np.zeros(len(self._pull))
+        self.coefficients[used] = found
 
 
 class PassTimes:
@@ -96,30 +97,36 @@ class PassTimes:
         self.unit_ms = float(np.interp(1, self._tokens, ms))
         self._more = ms / self.unit_ms - 1
         self._slope = (self._more[-1] - self._more[-2]) / (self._tokens[-1] - self._tokens[-2])
-        trust = 0.3 if pass_ms else 3.0
-        self._regression = TimeRegression((1.0, 1.0, 0.0, 0.0), (trust, 2 * trust, trust / 3, trust / 3))
-        known = [self.unit_ms] * 2 if pass_ms else []  # The first steps of a process are slow, and two are outvoted.
-        self._latest = deque(known, maxlen=UNIT_STEPS)
+        units = (0.3, 0.6, 0.3, 1.0) if pass_ms else (10.0, 200.0, 10.0, 3.0)
+        self._regression = TimeRegression((1.0, 1.0, 0.0, 0.0), units)
+        # The first steps of a process are slow: two are outvoted. Where nothing was measured the first one says it all.
+        self._latest = deque([self.unit_ms] * 2, maxlen=UNIT_STEPS) if pass_ms else None
+        self._is_scaled, self._most_error = bool(pass_ms), MEASURED_ERROR if pass_ms else MOST_ERROR
         self._num_plain = Counter[int]()
 
-    def predict(
-        self, tokens: Float[np.ndarray, "t"] | Int[np.ndarray, "t"] | float, num_rows: float = 1, context: int = 0
-    ) -> Float[np.ndarray, "t"]:
-        """Milliseconds of steps with this many tokens in all rows; beyond the measured ones along the last slope.
+    def __call__(self, num_tokens: float) -> float:
+        """Milliseconds of a pass of one row."""
+        return float(self.predict(np.array([num_tokens]))[0])
+
+    def predict(self, num_tokens: Num[np.ndarray, "t"], num_rows: int = 1, context: int = 0) -> Float[np.ndarray, "t"]:
+        """Milliseconds of steps with so many tokens, all rows' together; beyond the measured ones along the last slope.
 
         `context`: tokens of the longest text.
         """
         constant, slope, *others = self._regression.coefficients.tolist()
         constant += sum(map(mul, others, _of_rows(num_rows, context)))
-        return self.unit_ms * (constant + slope * self._more_of(tokens))
+        return self.unit_ms * (constant + slope * self._more_of(num_tokens))
 
     def update(self, num_tokens: int, num_rows: int, context: int, ms: float) -> None:
         """Learn the time of one step."""
         features = 1.0, float(self._more_of(np.array([num_tokens]))[0]), *_of_rows(num_rows, context)
         expected = self._regression.predict(features)
-        self._latest.append(max(ms, 1e-6) / expected)
-        self.unit_ms = median_low(self._latest)
-        value = min(max(ms / self.unit_ms, expected / MOST_ERROR), MOST_ERROR * expected)
+        if self._latest is not None:
+            self._latest.append(max(ms, 1e-6) / expected)
+            self.unit_ms = median_low(self._latest)
+        elif not self._is_scaled:
+            self.unit_ms, self._is_scaled = max(ms, 1e-6) / expected, True
+        value = min(max(ms / self.unit_ms, expected / self._most_error), self._most_error * expected)
         self._regression.add(features, value)
         self._num_plain[num_rows.bit_length()] += num_tokens == num_rows
 
@@ -127,10 +134,8 @@ class PassTimes:
         """Whether plain steps of this many rows were timed, or need not be: a profile is of one row."""
         return num_rows == 1 or self._num_plain[num_rows.bit_length()] >= NUM_PLAIN
 
-    def _more_of(
-        self, tokens: Float[np.ndarray, "t"] | Int[np.ndarray, "t"] | float | int
-    ) -> Float[np.ndarray, "t"] | np.floating:
-        beyond = self._slope * np.maximum(np.subtract(tokens, self._tokens[-1]), 0.0)
+    def _more_of(self, tokens: Num[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
+        beyond = self._slope * np.maximum(tokens - self._tokens[-1], 0.0)
         return np.interp(tokens, self._tokens, self._more) + beyond
 
 
@@ -142,7 +147,7 @@ class DraftTimes:
     """
 
     def __init__(self, pass_share: float = 0.0) -> None:
-        units = 0.05, pass_share / 2 if pass_share > 0 else 0.002, 0.001
+        units = 1.0, 6 * pass_share if pass_share > 0 else 0.002, 0.03
         self._regression = TimeRegression((0.01, pass_share, 0.0005), units)
         self._latest = deque[tuple[tuple[float, ...], float]](maxlen=3)
         self._reading = deque([0.0, 0.0], maxlen=3)
@@ -163,14 +168,16 @@ class DraftTimes:
         return num_tokens * median_low(self._reading)
 
     def update(self, num_passes: int, num_nodes: int, num_unread: int, num_rows: int, time: float) -> None:
-        """Learn one draft; a time is believed after a median of three."""
+        """Learn one draft; a time far from what is predicted is believed after a median of three."""
         features = 1.0, float(num_passes), float(num_nodes)
         if num_unread > MANY_UNREAD * num_rows:
             self._reading.append(max(time - self._regression.predict(features), 0.0) / num_unread)
             return
         self._latest.append((features, time))
         ratios = [value / self._regression.predict(row) for row, value in self._latest]
-        ratio = sorted([*ratios, 1.0, 1.0][:3])[1]
+        ratio = ratios[-1]
+        if not 1 / CHANGED < ratio < CHANGED:
+            ratio = sorted([*ratios, 1.0, 1.0][:3])[1]
         if not 1 / CHANGED < ratio < CHANGED:
             self._regression.forget()
         self._regression.add(features, ratio * self._regression.predict(features))

@@ -3,8 +3,8 @@
 import torch
 
 from treespec.drafters.merge.opinion_pool import OpinionPool
-from treespec.drafters.merge.parts import FIRST_STEPS, FIRST_WAIT, LONGEST_WAIT, PartValues
 from treespec.drafters.merge.union import UnionTree
+from treespec.policies.control.parts import FIRST_STEPS, FIRST_WAIT, LONGEST_WAIT, PartChoice
 from treespec.tree import HostTree, TreeBatch
 
 
@@ -25,12 +25,12 @@ def run(num_added, num_steps=100, tokens_per_ms=0.03, ms=(20.0, 1.0), drawing=No
 
     `reading_ms`: what a draft takes more after steps without it.
     """
-    clock, values = [0.0], PartValues(2)
+    clock, values = [0.0], PartChoice(2)
     values.clock = lambda: clock[0]
     parts = [Timed(clock, each) for each in ms]
     for step in range(num_steps):
         behind = values.left_out
-        values.choose(tokens_per_ms, drawing)
+        values.choose(tokens_per_ms, 1, drawing)
         for number, part in enumerate(parts):
             if number != values.left_out:
                 part.ms = ms[number] + (cold_ms if step == 0 else reading_ms if number == behind else 0.0)

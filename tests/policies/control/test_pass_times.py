@@ -1,0 +1,86 @@
+"""Times of passes by tokens, rows and context, and of drafts by passes and nodes, learned from steps."""
+
+import numpy as np
+import pytest
+
+from treespec.policies.control.pass_times import NUM_PLAIN, DraftTimes, PassTimes, TimeRegression
+
+
+def observed(coefficients, count):
+    regression, rng = TimeRegression((1.0, 2.0), (20.0, 20.0)), np.random.default_rng(0)
+    for _ in range(count):
+        features = 1.0, float(rng.integers(1, 9))
+        regression.add(features, float(np.dot(features, coefficients)))
+    return regression
+
+
+def test_a_regression_goes_from_the_prior_to_what_was_observed_and_is_never_negative():
+    assert observed((5.0, 0.5), 0).coefficients.tolist() == [1.0, 2.0]
+    assert observed((5.0, 0.5), 2000).predict((1.0, 4.0)) == pytest.approx(7.0, rel=0.03)
+    assert observed((5.0, -0.5), 500).coefficients.min() == 0.0
+
+
+@pytest.mark.parametrize("coefficients", [(50.0, 1.0, 0.5), (5.0, 0.0, 5.0), (20.0, 3.0, 0.0)])
+def test_times_of_a_server_are_learned_where_nothing_was_measured(coefficients):
+    times, rng = PassTimes(), np.random.default_rng(1)
+    for _ in range(600):
+        rows = int(rng.integers(1, 17))
+        tokens = rows + int(rng.integers(0, 128))
+        times.update(tokens, rows, 0, float(np.dot(coefficients, [1, rows, tokens])))
+    for rows, tokens in ((1, 1), (1, 16), (8, 64), (16, 144)):
+        expected = float(np.dot(coefficients, [1, rows, tokens]))
+        assert times.predict(np.array([tokens]), rows)[0] == pytest.approx(expected, rel=0.1)
+
+
+def test_a_pass_takes_longer_where_the_context_is_long():
+    """One call after another; a curve keeps its shape, and longer texts than the last one's take no less."""
+    times = PassTimes({1: 30.0, 16: 45.0})
+    for context, ms in ((100, 37.0), (3000, 74.0)) * 4:
+        for _ in range(30):
+            times.update(8, 1, context, ms)
+        assert times.predict(np.array([8]), 1, context)[0] == pytest.approx(ms, rel=0.05)
+    short, middle, long = (times.predict(np.array([8]), 1, context)[0] for context in (100, 1500, 3000))
+    assert short < middle < long
+
+
+def test_what_slows_the_machine_changes_milliseconds_and_no_ratio():
+    times = PassTimes({1: 30.0, 16: 45.0})
+    before = times(16) / times(1)
+    for number in range(40):
+        times.update(16 if number % 2 else 1, 1, 100, 3 * (45.0 if number % 2 else 30.0))
+    assert times(1) == pytest.approx(90.0, rel=0.05)
+    assert times(16) / times(1) == pytest.approx(before, rel=0.02)
+
+
+def test_a_curve_goes_on_along_its_last_slope_and_never_falls():
+    times = PassTimes({1: 30.0, 4: 50.0, 16: 46.0, 32: 62.0})
+    assert [times(n) for n in (1, 4, 16, 32, 64)] == pytest.approx([30.0, 46.0, 46.0, 62.0, 94.0])
+    assert PassTimes({1: 10.0})(64) == pytest.approx(22.6)
+
+
+def test_plain_steps_of_several_rows_are_known_once_they_were_timed():
+    times = PassTimes({1: 30.0, 16: 36.0})
+    assert times.is_plain_known(1)
+    for number in range(NUM_PLAIN):
+        times.update(16, 4, 100, 50.0)
+        assert not times.is_plain_known(4), number
+        times.update(4, 4, 100, 30.0)
+    assert times.is_plain_known(4)
+
+
+def test_draft_times_separate_passes_from_nodes_and_ignore_an_outlier():
+    times, rng = DraftTimes(0.05), np.random.default_rng(0)
+    for number in range(400):
+        passes, nodes = int(rng.integers(1, 8)), int(rng.integers(4, 32))
+        time = 50.0 if number % 40 == 39 else 0.1 + 0.3 * passes + 0.005 * nodes
+        times.update(passes, nodes, 1, 1, time)
+    assert times.pass_share == pytest.approx(0.3, abs=0.03)
+    assert times.predict(np.array([3.0]), np.array([16])) == pytest.approx([1.08], rel=0.1)
+
+
+def test_reading_a_long_text_is_told_from_drafting():
+    times = DraftTimes(0.05)
+    for _ in range(3):
+        times.update(2, 4, 1000, 1, 10.11)
+    assert times.reading(500) == pytest.approx(5.0, rel=0.05)
+    assert times.predict(np.array([2.0]), np.array([4]))[0] == pytest.approx(0.11, abs=0.01)
