@@ -15,7 +15,7 @@ SETTINGS = {"svg.hashsalt": "treespec", "svg.fonttype": "none"}
 
 def packages() -> nx.DiGraph:
     """The packages with their `lines`, and an edge to each that is imported and that no other edges imply."""
-    imports = grimp.build_graph("treespec")
+    imports = grimp.build_graph("treespec", exclude_type_checking_imports=True)
     graph = nx.DiGraph()
     for package in sorted(imports.find_children("treespec")):
         path = ROOT / package.replace(".", "/")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -83,7 +84,7 @@ def error_of(run: Any, *args: Any, **kwargs: Any) -> tuple[str, str]:
 def learned(control: Any) -> Any:
     """What the control expects of every candidate, and of passes by number of nodes: after times that differ."""
     learned = control._learned
-    return learned.acceptance.expected.tolist(), learned.passes.predict([2, 16], 2, 16).tolist()
+    return learned.acceptance.expected.tolist(), learned.passes.predict(np.array([2, 16]), 2, 16).tolist()
 
 
 def with_broken_streamer(speculation: TreeSpeculation) -> TreeSpeculation:

@@ -60,8 +60,9 @@ class HalfForced:
 
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 2])
-def test_tokens_that_a_grammar_forces(target, draft, num_rows, do_sample):
+def test_tokens_that_a_grammar_forces(target, draft, num_rows, do_sample, monkeypatch):
     """Forced runs are drafts without a policy; what was learned stays from call to call."""
+    monkeypatch.setattr(DraftModel, "num_weights", 1)  # As far smaller than the target as drafts are.
     ids, processor = prompt(num_rows), treespec.hf.GrammarProcessor(HalfForced())
     options = OPTIONS | {"do_sample": do_sample, "logits_processor": LogitsProcessorList([processor])}
     control = Control(pass_ms=CHEAP, is_timed=False)

@@ -33,7 +33,7 @@ def test_few_frames_lie_between_generate_and_a_pass(target, draft, tree):
     def keep(module, inputs):
         passes.append([frame.function for frame in inspect.stack() if frame.filename.startswith(PACKAGE)])
 
-    keep.serves_trees = True
+    vars(keep)["serves_trees"] = True
     speculation = treespec.TreeSpeculation(draft, tree=tree)
     treespec.generate(target, prompt(2), speculation, **OPTIONS)  # Checks of the model at its first use are over.
     handle = target.register_forward_pre_hook(keep)

@@ -2,10 +2,10 @@
 
 import inspect
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from helpers.doc_snippets import DOCS, run_snippet
 from helpers.text_tokenizers import (
     TEXT,
     byte_fallback,
@@ -253,10 +253,8 @@ def test_from_config_takes_both_tokenizers(tmp_path):
 
 
 def test_the_documented_snippet_runs(capsys):
-    page = (Path(__file__).parents[3] / "docs" / "drafters.md").read_text()
-    section = page.split("\n## A draft model\n")[1].split("\n## ")[0]
-    (snippet,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
-    exec(compile(snippet, "docs/drafters.md", "exec"), {})
+    section = (DOCS / "drafters.md").read_text().split("\n## A draft model\n")[1].split("\n## ")[0]
+    run_snippet("A draft model")
     assert float(capsys.readouterr().out) >= 1
     options = re.findall(r"`(\w+)=", section.split("**Another tokenizer.**")[0])
     assert set(options) == set(inspect.signature(make_draft_model).parameters) - {"model"}

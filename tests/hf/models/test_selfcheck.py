@@ -82,14 +82,14 @@ def test_models_that_fail_decode_otherwise_and_say_why(monkeypatch):
 def halve_positions(monkeypatch, least_nodes):
     """A fault in all passes over new nodes, or in those over several."""
     PLANTED["siblings seen"][1](monkeypatch)
-    forward = TreeScorer._forward
+    prepared = TreeScorer._prepared
 
     def without_positions(self, tokens, attention, is_prefill=False):
         is_right = is_prefill or tokens.shape[1] < least_nodes
         shifted = TreeAttention(attention.mask, attention.position_ids // 2)
-        return forward(self, tokens, attention if is_right else shifted, is_prefill)
+        return prepared(self, tokens, attention if is_right else shifted, is_prefill)
 
-    monkeypatch.setattr(TreeScorer, "_forward", without_positions)
+    monkeypatch.setattr(TreeScorer, "_prepared", without_positions)
 
 
 def test_models_whose_chains_are_wrong_decode_plainly(monkeypatch):

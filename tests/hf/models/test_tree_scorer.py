@@ -54,8 +54,8 @@ def test_chain_beyond_the_window_gets_no_mask_and_is_right(name, monkeypatch):
     model = build(name)
     scorer = scorer_for(model)
     seen = []
-    forward = scorer._forward
-    monkeypatch.setattr(scorer, "_forward", lambda *args, **kw: seen.append(args[1].mask) or forward(*args, **kw))
+    prepared = scorer._prepared
+    monkeypatch.setattr(scorer, "_prepared", lambda *args, **kw: seen.append(args[1].mask) or prepared(*args, **kw))
     ids = torch.randint(1, VOCAB_SIZE, (1, 3 * WINDOW), generator=torch.Generator().manual_seed(0))
     scorer.prefill(ids[:, :-4], torch.ones(1, 3 * WINDOW - 4, dtype=torch.bool))
     logits = scorer.extend(ids[:, -4:-1], torch.tensor([[-1, 0, 1]])).logits

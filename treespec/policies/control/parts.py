@@ -1,6 +1,7 @@
 """Which part of a merge is not worth its time, where `tree="auto"` says what time is worth."""
 
 from collections import defaultdict, deque
+from functools import partial
 from math import sqrt
 from statistics import fmean, median, pstdev
 from time import perf_counter
@@ -33,7 +34,8 @@ class PartChoice:
     """
 
     def __init__(self, num_parts: int) -> None:
-        self._ms = [defaultdict[int, deque[float]](lambda: deque(maxlen=NUM_TIMES)) for _ in range(num_parts)]
+        # `partial`, as drafters can be pickled.
+        self._ms = [defaultdict[int, deque[float]](partial(deque, maxlen=NUM_TIMES)) for _ in range(num_parts)]
         """By rows of a batch, those of one power of two together."""
         self._gains = [deque[float](maxlen=NUM_GAINS) for _ in range(num_parts)]
         self._num_steps = self._num_without = self._size = 0
