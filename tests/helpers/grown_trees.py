@@ -57,7 +57,9 @@ class ScriptedDraws:
         for row, node in np.ndindex(*probs.shape[:2]):
             rest = probs[row, node].double().numpy().copy()
             for rank in range(k if rest.sum() > 0 else 0):
-                token = self.rows[row].pick((self.num_calls, node, rank), rest)
+                # One outcome leaves nothing to choose: so has padding, whose amount depends on the batch's other rows.
+                key, is_open = (self.num_calls, node, rank), np.count_nonzero(rest) > 1
+                token = self.rows[row].pick(key, rest) if is_open else int(rest.argmax())
                 tokens[row, node, rank], speeds[row, node, rank] = token, 1 / (rank + 1)
                 rest[token] *= not is_without_replacement
                 if not rest.any():

@@ -21,5 +21,5 @@ def test_pruned_models_keep_the_given_layers(target):
 
 
 def test_models_that_change_logits_behind_the_head_are_not_distilled(tmp_path):
-    with pytest.raises(UnsupportedModelError, match="behind the output head"):
+    with pytest.raises(UnsupportedModelError, match="after the output head"):
         train(build(BY_NAME["gemma2"]), random_texts(96), tmp_path, TrainingConfig(kind="draft_model", **SMALL))

@@ -97,7 +97,7 @@ def test_values_that_rise_along_a_path_keep_it_whole() -> None:
     assert kept.trees[0].parent_list == list(range(-1, kept.trees[0].num_nodes - 1))
 
 
-def test_requests_that_left_since_they_were_drafted_for_are_no_part_of_what_is_learned() -> None:
+def test_requests_that_left_since_they_were_drafted_for_leave_what_is_learned_unchanged() -> None:
     control = learned(50, 0.01, 3)
     kept = control.trim(trees([[0.9, 0.8]] * 3)).select_rows([2])
     control.learn(VerifiedStep(kept, [Verdict((0, 1), 5, False)], Scores(torch.zeros(0)), [[1, 5]]), 1.0, None)

@@ -160,6 +160,7 @@ class TreeRunner:
         ms = 1e3 * (time.perf_counter() - step.began) if step.num_prompt == 0 else None
         trees = step.trees.select_rows([row.tree_row for row in rows])
         verdicts, emitted = [row.verdict for row in rows], [row.emitted for row in rows]
+        assert step.logits is not None, "until the step's drafts are made"
         control.learn(VerifiedStep(trees, verdicts, Scores(step.logits), emitted), self._draft_ms, ms)
 
     def _draft(self: Any, rows: Sequence[ServedRow], drafts: list[list[int]], most_nodes: int) -> None:

@@ -78,7 +78,7 @@ def test_draft_times_separate_passes_from_nodes_and_ignore_an_outlier():
     assert times.predict(np.array([3.0]), np.array([16])) == pytest.approx([1.08], rel=0.1)
 
 
-def test_reading_a_long_text_is_told_from_drafting():
+def test_reading_a_long_text_does_not_count_as_drafting():
     times = DraftTimes(0.05)
     for _ in range(3):
         times.update(2, 4, 1000, 1, 10.11)

@@ -215,7 +215,7 @@ class TreeScorer(ModelScorer):
     @contextmanager
     def _prepared(
         self, tokens: Int[Tensor, "B F"], attention: TreeAttention, is_prefill: bool = False
-    ) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    ) -> Iterator[tuple[dict[str, Any], Int[Tensor, "*rows B F"]]]:
         """Inside a pass over these tokens runs as it should, with these inputs and positions."""
         inputs = {"input_ids": tokens, "attention_mask": attention.mask, self.facts.cache_argument: self.cache}
         positions = attention.position_ids if self._read is None else self._read.shifted(attention.position_ids)

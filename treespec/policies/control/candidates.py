@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from treespec.policies.best_first import CHILD_SHARE, BestFirst
 from treespec.policies.chain import Chain
@@ -36,8 +37,13 @@ class StoppedBestFirst(BestFirst):
         return self.least_gain if children == SELECTED else 0.0
 
     def _frontier(
-        self, builder: TreeBuilder, level: np.ndarray, level_ranks: np.ndarray, ranks: np.ndarray, share: float
-    ) -> np.ndarray:
+        self,
+        builder: TreeBuilder,
+        level: Int[np.ndarray, "B w"],
+        level_ranks: Float[np.ndarray, "B w"],
+        ranks: Float[np.ndarray, "B M"],
+        share: float,
+    ) -> Int[np.ndarray, "B F"]:
         nodes = super()._frontier(builder, level, level_ranks, ranks, share)
         if share == 1:  # Sampled children, which may not stop by what was drawn.
             return nodes

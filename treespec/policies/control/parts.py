@@ -17,10 +17,10 @@ decoded without it, which takes batches a step's time."""
 EXAMINED_EVERY = 4
 """After the first steps: how many of the steps that ask all parts measure what one adds."""
 CLEARLY = 1.5
-"""A part is left out where its time is worth so many times what it adds: keeping one that hardly pays costs little."""
+"""A part is left out where its time is worth this many times what it adds: one that hardly pays costs little."""
 NUM_ERRORS, LEAST_WORTH = 1.0, 0.1
-"""The doubt in favour of a part, see `choose`; accepted tokens that its time must be worth before it is asked what it
-adds, which takes time as well."""
+"""Standard errors in favour of a part, see `choose`; accepted tokens that its time must be worth before it is measured
+what it adds, which takes time as well."""
 NUM_TIMES, NUM_GAINS = 9, 16
 """The last drafts whose median is a part's time, so that cold ones soon do not count, and whose mean is its gain."""
 

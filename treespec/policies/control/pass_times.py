@@ -23,7 +23,7 @@ RENEWED_EVERY = 4
 UNIT_STEPS = 9
 """The latest steps whose median is the time of a pass over one token."""
 MEASURED_ERROR, MOST_ERROR = 1.5, 3.0
-"""A pass that takes more or less than so many times what was predicted counts as so many, with a profile or without."""
+"""The most by which a pass counts as slower or faster than predicted, as a factor: with a profile, and without."""
 NUM_PLAIN = 3
 """Plain steps of several rows after which their time is known."""
 CHANGED = 2.0
@@ -109,7 +109,7 @@ class PassTimes:
         return float(self.predict(np.array([num_tokens]))[0])
 
     def predict(self, num_tokens: Num[np.ndarray, "t"], num_rows: int = 1, context: int = 0) -> Float[np.ndarray, "t"]:
-        """Milliseconds of steps with so many tokens, all rows' together; beyond the measured ones along the last slope.
+        """Milliseconds of steps with these numbers of tokens, of all rows; beyond those measured along the last slope.
 
         `context`: tokens of the longest text.
         """
