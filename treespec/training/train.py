@@ -56,10 +56,12 @@ def train(
         texts: that it wrote, see `write_texts`.
         folder: for the run's state, its log, and the drafter (in `drafter/`).
         features: the folder of the target's features, which runs may share; default: `features/` in `folder`.
-        name, command: the target's name and what trains, for the drafter's files.
+        name: of the target, for the drafter's files.
+        command: what trains, for the drafter's files.
         dtype: of the weights in the drafter's files.
         on_tokens: called with numbers of tokens whose features have been read.
-        on_step, on_evaluation: called with the run after every step, and with every evaluation.
+        on_step: called with the run after every step.
+        on_evaluation: called with every evaluation.
 
     Raises:
         ConfigError: settings that do not fit the model, a model in training mode, too few texts, or another model's.

@@ -24,17 +24,20 @@ class TracedStep:
         row: its number in the caller's batch.
         num_rows: rows at work in this step.
         context: tokens of the text before the step, the root included, padding not.
-        tokens, parents: [N], as in `TokenTree`.
+        tokens: [N], as in `TokenTree`.
+        parents: [N], as in `TokenTree`.
         draft_probs: [N], the draft's probability of a node's token after its parent: of a sampled child the one that it
             was drawn with, of a selected one the drafter's estimate. None where the drafter gives none.
         target_probs: [N], the target's, after the logits processors; in greedy decoding the softmax of its scores.
         drafters: node ids by the name of the drafter that proposed them; several may have proposed one.
         rule: the verification rule that was applied.
-        coins, draws: [N], the rule's uniform numbers for accepting a node, and for drawing a token after it; None in
-            greedy decoding.
+        coins: [N], the rule's uniform numbers for accepting a node; None in greedy decoding.
+        draws: [N], those for drawing a token after it.
         draft_index: [N], rows of the table of draft distributions (`TokenTree`); None: all children were selected.
         is_without_replacement: [N], see `TokenTree`.
-        path, next_token, is_bonus: the verdict; the path is in recorded ids, the node ids of this tree.
+        path: the accepted one, in recorded ids, the node ids of this tree.
+        next_token: the token after it.
+        is_bonus: whether the path ends in a leaf.
         next_prob: the target's probability of the next token.
         top_prob: the target's highest probability after the path's last node.
         residual_mass: the part of the target's distribution that the children of the path's last node leave, each
