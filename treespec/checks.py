@@ -131,6 +131,11 @@ def installed_versions() -> dict[str, str]:
     return found
 
 
+def is_at_least(name: str, number: str) -> bool:
+    """Whether this version of torch or transformers, or a newer one, is installed."""
+    return _minor(installed_versions().get(name, "0")) >= _minor(number)
+
+
 def warn_of_untested(found: Mapping[str, str]) -> None:
     """Warn by name and version of a package that is newer than the newest one tested."""
     for name, number in found.items():

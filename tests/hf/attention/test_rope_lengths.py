@@ -15,6 +15,7 @@ from treespec import SuffixLookup, TokenRecycling, TreeSpeculation, check
 from treespec.errors import UnsupportedModeError, UnsupportedModelError
 from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.introspect import CACHE_NAME
+from treespec.hf.models.make_scorer import READS_ALL_AGAIN
 
 THRESHOLD = 24
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
@@ -94,7 +95,7 @@ def test_the_longest_row_of_a_batch_decides(name, lengths, ends):
     by_trees(name, prompts(*lengths), eos_token_id=ends)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if READS_ALL_AGAIN or "reread" not in name])
 def test_trees_on_both_sides_of_the_threshold(name):
     inputs = prompts(6)
     speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8, record_steps=True)
@@ -175,6 +176,7 @@ def test_compiled_passes_are_refused_by_name():
         decoded("longrope", prompts(6), speculation)
 
 
+@pytest.mark.skipif(not READS_ALL_AGAIN, reason="decodes plainly")
 @pytest.mark.parametrize("num_cached", [5, 7])
 def test_a_filled_cache_of_a_text_that_is_read_again(num_cached):
     inputs = prompts(8)
@@ -207,6 +209,7 @@ class Forced(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).index_fill(1, self.text[input_ids.shape[1]], 0)
 
 
+@pytest.mark.skipif(not READS_ALL_AGAIN, reason="decodes plainly")
 @pytest.mark.parametrize("length", [5, THRESHOLD - 1, THRESHOLD, THRESHOLD + 1])
 def test_sampled_texts_that_are_read_again_have_the_logits_of_plain_passes(length):
     inputs, options = prompts(length), OPTIONS | {"output_logits": True, "return_dict_in_generate": True}

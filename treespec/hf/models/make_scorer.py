@@ -5,6 +5,7 @@ from functools import partial
 
 from transformers import Cache, PreTrainedModel
 
+from treespec.checks import is_at_least
 from treespec.errors import UnsupportedModelError
 from treespec.hf.attention.rope_lengths import RopeByLength, rereading_length
 from treespec.hf.cache.caches import is_filled
@@ -18,6 +19,8 @@ from treespec.hf.models.selfcheck import Attempt, check_once
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.protocols import Capability
 
+READS_ALL_AGAIN = is_at_least("transformers", "5.24")
+"""Earlier versions go on without the cache there, from the last token alone: by passes that only plain ones repeat."""
 AnyScorer = TreeScorer | RecurrentScorer | PlainScorer
 
 
@@ -95,7 +98,7 @@ def _why_plain(facts: ModelFacts, prompt: PromptInputs, longest_text: int | None
             f"which these are: texts of up to {indexed} tokens, drafts included, decode by chains (docs/models.md)"
         )
     is_reread = reread is not None and _crosses(reread, prompt, longest_text)
-    if is_reread and (len(prompt.ids) > 1 or prompt.has_features):
+    if is_reread and (len(prompt.ids) > 1 or prompt.has_features or not READS_ALL_AGAIN):
         return (
             f"its generate reads a text again by other rope frequencies once it is longer than {reread} tokens: single "
             "texts without images or sounds, and batches that end before, drafts included, or begin after it decode by "
