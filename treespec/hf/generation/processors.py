@@ -1,5 +1,6 @@
 """The caller's logits processors, applied to positions of a tree as plain `generate` applies them to a batch."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -55,15 +56,15 @@ _STATEFUL_PACKAGES = ("xgrammar", "outlines", "llguidance", "lmformatenforcer", 
 """Packages whose processors have state: they follow one text by counting their calls."""
 
 
-class BranchProcessor(library.LogitsProcessor):
+class BranchProcessor(library.LogitsProcessor, ABC):
     """A processor that is made for the branches of a tree; those of the add-on `grammars` are."""
 
     is_row_free = False
     """Whether all rows of a batch get the same scores for the same text."""
 
+    @abstractmethod
     def of_row(self, ids: Tensor, scores: Tensor, row: int) -> Tensor:
         """Scores [M, V] after texts int64 [M, L] of one row of the caller's batch."""
-        raise NotImplementedError
 
 
 class TreeProcessors:
