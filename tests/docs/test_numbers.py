@@ -25,7 +25,7 @@ CONSTANTS = {
     "drafters.md": ".03 .4 208,559",  # 208,559: test_warm_start.py
     "heads.md": "2503.01840 2602.06036 2401.10774 0.33",
     "how.md": ".75 .8 .2",
-    "models.md": "7.7 2,048",
+    "models.md": "7.7 2,048 5.24",
     "parts.md": "5.24",
     "training.md": "8,192",
     "verification.md": "4,096",
