@@ -14,7 +14,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation, check
 from treespec.errors import UnsupportedModeError, UnsupportedModelError
 from treespec.hf.attention.rope_lengths import RopeByLength
-from treespec.hf.introspect import CACHE_NAME
+from treespec.hf.introspect import CACHE_NAME, model_facts
+from treespec.hf.models.capability import undisturbed
 from treespec.hf.models.make_scorer import READS_ALL_AGAIN
 
 THRESHOLD = 24
@@ -229,6 +230,17 @@ def test_the_model_is_as_before_afterwards():
         assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
         assert "forward" not in vars(model.model.rotary_emb)
         assert torch.equal(model.generate(**inputs, **OPTIONS), plain)
+
+
+def test_passes_of_checks_do_not_change_the_frequencies_of_threads_that_decode_meanwhile():
+    model = tiny("dynamic")
+    rotary = model.model.rotary_emb
+    before = rotary.inv_freq.clone()
+    with undisturbed(model_facts(model)):
+        model(prompts(THRESHOLD + 9)["input_ids"])
+        assert torch.equal(rotary.inv_freq, before)
+    model(prompts(THRESHOLD + 9)["input_ids"])
+    assert not torch.equal(rotary.inv_freq, before)
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope"])

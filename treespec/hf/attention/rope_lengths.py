@@ -55,6 +55,14 @@ class RopeByLength:
             self._behind = self._behind[list(rows)]
 
     @contextmanager
+    def apart(self) -> Iterator[None]:
+        """This thread's passes, made as the model makes them, do not share their frequencies with other threads'."""
+        with ExitStack() as stack:
+            for module, copy in self._modules:
+                stack.enter_context(replaced(module, "forward", copy.forward))
+            yield
+
+    @contextmanager
     def applied(self, position_ids: Int[Tensor, "*rows B F"]) -> Iterator[None]:
         """This thread's passes over nodes at these positions turn them as plain decoding would."""
         if self.threshold is None:

@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from treespec.errors import TreespecError, TreespecWarning, UnsupportedModelError
 from treespec.hf.attention.folded import plain_implementation
+from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.cache.caches import DummyLayer
 from treespec.hf.introspect import ModelFacts, evaluation_mode, is_multimodal, model_facts
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
@@ -130,13 +131,15 @@ def undisturbed(facts: ModelFacts) -> Iterator[None]:
     """Evaluation mode and no gradients inside; training flags and random states as before outside.
 
     So is what a model with M-RoPE keeps from prompt to prompt: how far images move the positions of the text after.
-    One thread at a time measures a model; others wait, and find what was measured.
+    One thread at a time measures a model; others wait, and find what was measured. Rope frequencies that passes change
+    are apart from those of threads that decode meanwhile.
     """
     with _lock:
         measuring = _measuring.setdefault(facts.model, threading.RLock())
     devices = [facts.device] if facts.device.type == "cuda" else []
     modules: list[Any] = [module for module in facts.modules.values() if hasattr(module, "rope_deltas")]
-    with measuring, torch.no_grad(), torch.random.fork_rng(devices=devices), evaluation_mode(facts.model):
+    apart = RopeByLength(facts.model, facts.modules).apart()
+    with measuring, torch.no_grad(), torch.random.fork_rng(devices=devices), evaluation_mode(facts.model), apart:
         kept = [module.rope_deltas for module in modules]
         for module in modules:
             module.rope_deltas = None

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 
 from treespec.errors import TreespecError
+from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.cache.caches import is_filled, prefix_length
 from treespec.hf.introspect import ModelFacts, evaluation_mode, pick_layers
 from treespec.hf.models.base import ModelScorer
@@ -40,6 +41,7 @@ class PlainScorer(ModelScorer):
         self._arguments: dict[str, Any] = {}
         self._rows: list[int] = []
         self._first_scores: Scores | None = None
+        self._rope = RopeByLength(facts.model, facts.modules)
 
     @property
     def cache(self) -> Cache | None:
@@ -91,7 +93,7 @@ class PlainScorer(ModelScorer):
         model: Any = self.facts.model
         inputs = model.prepare_inputs_for_generation(self._ids, **options, **self._arguments)
         states = {"output_hidden_states": True} if self.hidden_layers else {}
-        with evaluation_mode(model):
+        with evaluation_mode(model), self._rope.apart():
             output = model(**{**inputs, **states, "return_dict": True})
         self._arguments = model._update_model_kwargs_for_generation(output, self._arguments, is_encoder_decoder=False)
         return Scores(output.logits, pick_layers(output, self.hidden_layers))

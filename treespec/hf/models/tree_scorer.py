@@ -231,7 +231,8 @@ class TreeScorer(ModelScorer):
         """Read a whole prompt; its last token leaves the cache again, as the first tree's root."""
         cache = self._state.cache
         inputs = prompt.model_inputs(self.facts.model, cache, num_cached)
-        scores = self._run(self.facts.model, inputs, has_last_logits_only=True)
+        with self._rope.apart():
+            scores = self._run(self.facts.model, inputs, has_last_logits_only=True)
         self._read = ReadPrompt.of_pass(inputs.get("position_ids"), mask.sum(1), scores.logits)
         self._rope.start(self._read.shifted(mask.sum(1, keepdim=True)))
         drop_last_token(cache, prompt.ids.shape[1], self.facts.name)
