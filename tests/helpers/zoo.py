@@ -194,28 +194,22 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "no_rope_layers": [1, 0],
         },
     ),
-    # Recurrent and hybrid models: chains by snapshot and replay.
-    Architecture("bamba", _MAMBA | {"attn_layer_indices": [1]}, Capability.CHAIN),
-    Architecture("falcon_h1", _MAMBA | {"mamba_d_ssm": 64}, Capability.CHAIN),
+    # Recurrent and hybrid models.
+    Architecture("bamba", _MAMBA | {"attn_layer_indices": [1]}),
+    Architecture("falcon_h1", _MAMBA | {"mamba_d_ssm": 64}),
     Architecture(
         "granitemoehybrid",
         _MAMBA | _EXPERTS | _HYBRID | {"shared_intermediate_size": 32},
-        Capability.CHAIN,
     ),
-    Architecture("glm_moe_dsa", MLA | INDEXED, Capability.CHAIN),
     Architecture(
         "kimi_linear",
         MLA | _HYBRID | {"q_lora_rank": None, "head_dim": None, "linear_head_dim": 8, "linear_num_heads": 4},
-        Capability.CHAIN,
     ),
-    Architecture("lfm2", {"layer_types": ["conv", "full_attention"]}, Capability.CHAIN),
-    Architecture(
-        "lfm2_moe", _EXPERTS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}, Capability.CHAIN
-    ),
+    Architecture("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    Architecture("lfm2_moe", _EXPERTS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),
     Architecture(
         "mamba2",
         {"num_heads": 8, "head_dim": 8, "state_size": 8, "expand": 2, "n_groups": 1, "chunk_size": 16},
-        Capability.CHAIN,
         attentions=_EAGER,
     ),
     Architecture(
@@ -230,19 +224,18 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "chunk_size": 16,
             "head_dim": 8,
         },
-        Capability.CHAIN,
     ),
-    Architecture("olmo_hybrid", _DELTA, Capability.CHAIN),
-    Architecture("qwen3_5_text", _DELTA, Capability.CHAIN),
-    Architecture("qwen3_next", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32}, Capability.CHAIN),
-    # One token at a time.
-    Architecture("falcon_mamba", {"state_size": 8, "expand": 2}, Capability.PLAIN, attentions=_EAGER),
+    Architecture("olmo_hybrid", _DELTA),
+    Architecture("qwen3_5_text", _DELTA),
+    Architecture("qwen3_next", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32}),
+    Architecture("falcon_mamba", {"state_size": 8, "expand": 2}, attentions=_EAGER),
     Architecture(
         "jamba",
         _EXPERTS | {"mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
-        Capability.PLAIN,
     ),
-    Architecture("mamba", {"state_size": 8, "expand": 2}, Capability.PLAIN, attentions=_EAGER),
+    Architecture("mamba", {"state_size": 8, "expand": 2}, attentions=_EAGER),
+    # States of other kinds: chains by snapshot and replay.
+    Architecture("glm_moe_dsa", MLA | INDEXED, Capability.CHAIN),
 )
 
 BY_NAME = {str(architecture): architecture for architecture in ARCHITECTURES}

@@ -7,6 +7,7 @@ from transformers import Cache, PreTrainedModel
 
 from treespec.checks import is_at_least
 from treespec.errors import UnsupportedModelError
+from treespec.hf.add_ons import ADD_ONS
 from treespec.hf.attention.rope_lengths import RopeByLength, rereading_length
 from treespec.hf.cache.caches import is_filled
 from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts, uncompiled
@@ -58,11 +59,10 @@ def make_scorer(
         return PlainScorer(facts, prompt, hidden_layers)
     detection = detect(facts)
     if keeps_states(facts.model):
-        warn_once(facts, detection)
         if not is_fresh:
             raise UnsupportedModelError(f"{facts.name} keeps a state: it takes no static and no filled cache")
         given = prompt if prompt is not None and prompt.has_features else None
-        return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers, prompt=given)
+        return _for_states(facts, detection, hidden_layers, given)
     rope = RopeByLength(facts.model, facts.modules)
     if facts.forward is not facts.model and rope.is_exceeded_by(max_cache_len):
         reason = f"rope frequencies depend on the length of texts beyond {rope.threshold} tokens"
@@ -86,6 +86,18 @@ def make_scorer(
         prompt=prompt if is_multimodal(facts.model) else None,
         hidden_layers=hidden_layers,
     )
+
+
+def _for_states(
+    facts: ModelFacts, detection: Detection, hidden_layers: Sequence[int], prompt: PromptInputs | None
+) -> AnyScorer:
+    """A scorer of trees where the self-check finds them right, else one that goes back to snapshots of the states."""
+    make = partial(ADD_ONS["state scorer"], facts)
+    found = check_once(facts, [(Capability.TREE, make)])
+    if found.capability == Capability.TREE:
+        return make(hidden_layers=hidden_layers, prompt=prompt)
+    warn_once(facts, detection._replace(reason=f"{detection.reason}; {found.reason}"))
+    return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers, prompt=prompt)
 
 
 def _why_plain(facts: ModelFacts, prompt: PromptInputs, longest_text: int | None) -> str | None:
