@@ -90,6 +90,7 @@ _DELTA = _HYBRID | {
     "linear_value_head_dim": 8,
     "head_dim": 8,
 }
+_SHARED = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 8}
 INDEXED = {"index_head_dim": 8, "index_n_heads": 4, "index_topk": 256}
 
 ARCHITECTURES: tuple[Architecture, ...] = (
@@ -234,6 +235,27 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         _EXPERTS | {"mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
     ),
     Architecture("mamba", {"state_size": 8, "expand": 2}, attentions=_EAGER),
+    Architecture("bailing_hybrid", MLA | _HYBRID | {"linear_head_dim": 8, "linear_num_heads": 4}),
+    Architecture("lara_mini", _DELTA | _EXPERTS),
+    Architecture("lfm3", {"layer_types": ["conv", "full_attention"]}),
+    Architecture("qwen3_5_moe_text", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32}),
+    Architecture(
+        "zamba",
+        _SHARED | {"n_mamba_heads": 2, "mamba_dt_rank": 4, "attention_head_dim": 16, "use_mamba_kernels": False},
+    ),
+    Architecture(
+        "zamba2",
+        _SHARED
+        | {
+            "n_mamba_heads": 4,
+            "mamba_headdim": 16,
+            "mamba_ngroups": 1,
+            "num_mem_blocks": 1,
+            "chunk_size": 16,
+            "use_mem_rope": False,
+            "num_key_value_heads": 4,
+        },
+    ),
     # States of other kinds: chains by snapshot and replay.
     Architecture("glm_moe_dsa", MLA | INDEXED, Capability.CHAIN),
 )

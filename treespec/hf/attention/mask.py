@@ -101,9 +101,7 @@ class CachedSlots:
 
 
 def attention_layout(config: PreTrainedConfig, types: Collection[str] | None = None) -> AttentionLayout:
-    """Read from a model's configuration which masks its layers take.
-
-    `types`: those of its attention layers; None: all layers of the configuration.
+    """Read from a model's configuration which masks its layers take, all or those of these `types`.
 
     Raises `UnsupportedModelError`: an attention implementation without free masks (flash attention), or a layer type
     that is not attention over all cached tokens (recurrent, compressed).

@@ -12,14 +12,7 @@ from transformers import Cache, PreTrainedModel
 
 from treespec.errors import ContextFullError, TreespecError, UnsupportedModelError
 from treespec.hf.attention.folded import FoldedAttention
-from treespec.hf.attention.mask import (
-    AttentionLayout,
-    CachedSlots,
-    TreeAttention,
-    attention_layout,
-    is_known_chain,
-    pending_attention,
-)
+from treespec.hf.attention.mask import CachedSlots, TreeAttention, attention_layout, is_known_chain, pending_attention
 from treespec.hf.attention.position_patches import PositionPatches
 from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.cache.caches import cache_shape, check_cache, is_filled, new_cache, prefix_length
@@ -56,7 +49,7 @@ class TreeScorer(ModelScorer):
             static cache.
     """
 
-    _skips_padding = True
+    _skips_padding, _layout_of = True, staticmethod(attention_layout)
 
     def __init__(
         self,
@@ -77,7 +70,7 @@ class TreeScorer(ModelScorer):
         self._prompt = prompt
         self._read = None
         self._folded = FoldedAttention(self.facts.model, self.facts.modules)
-        self._layout = self._find_layout() if capability == Capability.TREE else None
+        self._layout = self._layout_of(self.facts.config) if capability == Capability.TREE else None
         self._patches = PositionPatches(self.facts.model, self.facts.modules)
         self._rope = RopeByLength(self.facts.model, self.facts.modules)
         if self._layout is not None:
@@ -193,9 +186,6 @@ class TreeScorer(ModelScorer):
         if self._slots is None:
             raise TreespecError("the cache is empty: call prefill() first")
         return self._slots
-
-    def _find_layout(self) -> AttentionLayout:
-        return attention_layout(self.facts.config)
 
     def _empty_cache(self, num_rows: int) -> Cache:
         """A new cache, or the static one again: compiled passes may have recorded its addresses."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
 from treespec.hf.attention.mask import AttentionLayout, CachedSlots, TreeAttention, attention_layout
@@ -98,13 +98,14 @@ class StateScorer(TreeScorer):
     def _layers(self) -> list[StateLayer]:
         return [layer for layer in self._whole.layers if isinstance(layer, StateLayer)]
 
-    def _find_layout(self) -> AttentionLayout:
-        types = getattr(self.facts.config, "layer_types", None)
+    def _layout_of(self, config: PreTrainedConfig) -> AttentionLayout:
+        """The layout of the attention layers."""
+        types = getattr(config, "layer_types", None)
         if types is None:
-            return attention_layout(self.facts.config)
+            return attention_layout(config)
         attentions = {kind for kind in (_ATTENTIONS.get(kind, kind) for kind in types) if kind is not None}
         self._has_attention = bool(attentions)
-        layout = attention_layout(self.facts.config, attentions or {"full_attention"})
+        layout = attention_layout(config, attentions or {"full_attention"})
         if len(layout.reaches) > 1:
             return layout
         # One kind of attention takes one mask, whatever the model calls its layers.
