@@ -122,11 +122,6 @@ def test_without_a_head_lookups_draft_by_any_sampling(model):
     assert "not called yet" in str(speculation)
 
 
-def test_no_call_measures_passes(model, monkeypatch):
-    monkeypatch.setattr("treespec.hf.models.pass_times.measure", lambda facts: pytest.fail("it measures"))
-    model.generate(PROMPT, max_new_tokens=8, custom_generate=treespec.speed_up(model))
-
-
 def test_layers_are_optimized_and_restored(model):
     plain = model.generate(PROMPT, max_new_tokens=30, do_sample=False)
     speculation = treespec.speed_up(model)

@@ -16,19 +16,10 @@ from treespec.hf.generation.output import Output
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.generation.validate import ModelArguments
 from treespec.hf.introspect import check_model
-from treespec.policies import Control
 from treespec.speedup.kernels import Kernels
 from treespec.speedup.sources import Found, find_drafters
 
 WIDTH, INDENT = 100, 10
-
-
-class LearningControl(Control):
-    """A control that learns the times of passes from the steps it serves: no call waits for a measurement."""
-
-    @property
-    def needs_pass_times(self) -> bool:
-        return False
 
 
 class SpedUp(TreeSpeculation):
@@ -40,7 +31,7 @@ class SpedUp(TreeSpeculation):
     """
 
     def __init__(self, model: PreTrainedModel, found: Found, options: dict[str, Any]) -> None:
-        super().__init__(found.drafters, **{"tree": LearningControl(), **options})
+        super().__init__(found.drafters, **options)
         self.model, self.found = model, found
         heads = [drafter.head for drafter in found.drafters if isinstance(drafter, HeadDrafter)]
         self._kernels = Kernels(model, heads)

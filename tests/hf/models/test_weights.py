@@ -12,7 +12,7 @@ import treespec
 from treespec import TokenRecycling, TreeSpeculation
 from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf.introspect import CACHE_NAME, cache_in, model_facts
-from treespec.hf.models import capability, pass_times
+from treespec.hf.models import capability, timing
 from treespec.hf.models.capability import detect
 from treespec.protocols import Capability
 
@@ -118,10 +118,10 @@ def test_empty_weights_are_refused_and_served_when_loaded(last, tmp_path, inputs
 def test_a_model_that_is_quantised_in_place_is_checked_again(inputs):
     model = tiny_llama()
     assert identical(model, inputs).num_draft_tokens > 0
-    key = pass_times.machine_key(model_facts(model))
+    key = timing.machine_key(model_facts(model))
     torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8, inplace=True)
     assert identical(model, inputs).num_draft_tokens == 0
-    assert pass_times.machine_key(model_facts(model)) != key
+    assert timing.machine_key(model_facts(model)) != key
 
 
 @pytest.mark.filterwarnings("ignore")
