@@ -64,7 +64,7 @@ def load_mtp(
 def _folder(facts: ModelFacts, checkpoint: str | Path | None) -> Path:
     """Where the files are; nothing is downloaded."""
     name = str(checkpoint if checkpoint is not None else facts.model.config.name_or_path)
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         return Path(name)
     revision = getattr(facts.model.config, "_commit_hash", None) if checkpoint is None else None
     try:
