@@ -4,6 +4,7 @@ transformers' own, and the output is the target's."""
 import pytest
 import torch
 from helpers import zoo
+from helpers.doc_snippets import run_snippet
 from helpers.head_runs import Recorded, check_distributions, left_padded, run
 from helpers.mtp_files import FAMILIES, PlainMtp, write
 from transformers import DynamicCache
@@ -236,3 +237,9 @@ def test_long_texts_end_drafting(checkpoints):
     assert all(depth <= max(13 - length, 0) for length, depth in depths)
     assert max(depths)[0] > 12
     assert min(depths)[1] > 2
+
+
+def test_the_snippet_of_the_docs_runs(capsys):
+    names = run_snippet("MTP layers", page="heads.md")
+    assert "\nqwen " in capsys.readouterr().out
+    assert names["speculation"].stats.num_draft_tokens > 0
