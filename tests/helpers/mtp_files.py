@@ -201,7 +201,8 @@ class PlainMtp:
             read = torch.tensor([[*tokens[first + 1 :], *path[:length]]])
             outputs = self._layers(states, read)
             states = torch.cat([states, outputs[-1][:, -1:]], 1)
-        logits = self.target.get_output_embeddings()(outputs[len(path) % count][0, -1])
+        output: Any = self.target.get_output_embeddings()
+        logits = output(outputs[len(path) % count][0, -1])
         return logits.double()
 
     def _layers(self, states, tokens):

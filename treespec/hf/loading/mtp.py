@@ -107,7 +107,8 @@ def _head(
     embed = facts.model.get_input_embeddings().__call__
     output = _output(facts, None if draft_vocab is None else target_ids)
     head = MtpHead(config, layers, getattr(decoder, "rotary_emb", None), embed, output, target_ids.to(facts.device))
-    return head.eval()
+    head.layers.eval()  # Not the output layer, which is the target's own module.
+    return head
 
 
 def _block_types(facts: ModelFacts, count: int) -> list[str]:
@@ -136,11 +137,12 @@ def _load_decoder(
     options = {"dtype": facts.dtype, "attn_implementation": attention if attention == "eager" else "sdpa"}
     with quiet_transformers(), torch.random.fork_rng(devices=[]):  # What is missing is drawn: the embedding, a norm.
         try:
-            made, report = type(decoder).from_pretrained(
+            loaded: Any = type(decoder).from_pretrained(
                 None, config=config, state_dict=weights, output_loading_info=True, **options
             )
         except (ValueError, RuntimeError) as error:
             raise CheckpointError(f"the MTP layers in {folder} are not those of {facts.name}: {error}") from error
+    made, report = loaded
     missing = [name for name in report["missing_keys"] if name.startswith("layers.")]
     wrong = [*missing, *report["unexpected_keys"], *(name for name, *_ in report["mismatched_keys"])]
     if wrong:
