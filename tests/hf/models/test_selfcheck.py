@@ -152,8 +152,8 @@ def test_recurrent_models_get_their_own_scorer():
 class TestOnce:
     def count(self, monkeypatch):
         calls = []
-        right = selfcheck.self_check
-        monkeypatch.setattr(selfcheck, "self_check", lambda *args: calls.append(args) or right(*args))
+        right = selfcheck._check
+        monkeypatch.setattr(selfcheck, "_check", lambda *args: calls.append(args) or right(*args))
         return calls
 
     def test_per_model_dtype_and_attention(self, monkeypatch):

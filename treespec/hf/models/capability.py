@@ -18,6 +18,7 @@ from treespec.hf.attention.folded import plain_implementation
 from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.cache.caches import DummyLayer
 from treespec.hf.introspect import ModelFacts, evaluation_mode, is_multimodal, model_facts
+from treespec.hf.models.kept_checks import keep_check, known_check
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.protocols import Capability
 
@@ -151,6 +152,16 @@ def undisturbed(facts: ModelFacts) -> Iterator[None]:
 
 
 def _probe(facts: ModelFacts) -> Detection:
+    """By passes over a few tokens; of a model that can verify trees what an earlier process found, if one has."""
+    if known := known_check(facts, "probe", ["has_prefix", "neighbour_effect"]):
+        return Detection(Capability.TREE, has_prefix=bool(known[0]), neighbour_effect=known[1])
+    found = _probe_passes(facts)
+    if found.capability == Capability.TREE:
+        keep_check(facts, "probe", has_prefix=found.has_prefix, neighbour_effect=found.neighbour_effect)
+    return found
+
+
+def _probe_passes(facts: ModelFacts) -> Detection:
     has_prefix = _looks_ahead(facts)
     effect = 0.0 if has_prefix else neighbour_effect(facts)
     if reason := _reason_for_single_tokens(facts, effect):
