@@ -13,6 +13,7 @@ from vllm.version import __version__ as VERSION
 from treespec.errors import UnsupportedModeError
 
 VERSIONS = ("0.32", "0.33")
+KV_UPDATE = "vllm::unified_kv_cache_update"
 TOUCHED = {
     "_prepare_inputs": ["self", "scheduler_output", "num_scheduled_tokens"],
     "_sample": ["self", "logits", "spec_decode_metadata"],
@@ -62,7 +63,12 @@ def check_config(config: VllmConfig) -> None:
         "models with M-RoPE": model.uses_mrope,
         "encoder-decoder models": model.is_encoder_decoder,
         "models with multi-head latent attention (MLA)": model.use_mla,
+        "chunked local attention (Llama 4)": model.attention_chunk_size is not None,
+        "reference sliding window attention": model.rswa_window is not None,
+        "fast prefill of shared caches: leave kv_sharing_fast_prefill out": config.cache_config.kv_sharing_fast_prefill,
         "full CUDA graphs: set cudagraph_mode to PIECEWISE": compilation.cudagraph_mode.has_full_cudagraphs(),
+        f"CUDA graphs that contain the writing of keys and values, which segments change: leave out splitting_ops and "
+        f"use_inductor_graph_partition, or name {KV_UPDATE} in splitting_ops": _captures_cache(compilation),
         "processed logprobs: set logprobs_mode to raw_logprobs": model.logprobs_mode.startswith("processed"),
         "asynchronous scheduling: leave it out": bool(config.scheduler_config.async_scheduling),
     }
@@ -80,10 +86,13 @@ def check_cache(kv_cache_config: Any, kernel_block_sizes: list[int]) -> int:
 
 
 def check_backends(backends: Iterable[Any]) -> None:
-    """Raises `UnsupportedModeError`: an attention backend that knows no segments, which would read trees as chains."""
+    """Raises `UnsupportedModeError`: an attention backend that knows no segments, which would read trees as chains.
+
+    Backends that vLLM derives from ours (chunks, sinks) rearrange the requests before segments do.
+    """
     for backend in backends:
-        is_other = not getattr(backend, "has_segments", False)
-        refuse(is_other, f"attention backend {backend.get_name()}: set it to FLASH_ATTN or TRITON_ATTN on CUDA")
+        name = f"{backend.get_name()} ({backend.__name__})"
+        refuse("has_segments" not in vars(backend), f"attention {name}: set it to FLASH_ATTN or TRITON_ATTN on CUDA")
 
 
 def check_params(params: Any) -> None:
@@ -96,6 +105,13 @@ def refuse(is_refused: bool, what: str) -> None:
     """Raises `UnsupportedModeError`: `is_refused` is True."""
     if is_refused:
         raise UnsupportedModeError(f"treespec's trees do not serve {what}, or leave speculative_config out")
+
+
+def _captures_cache(compilation: Any) -> bool:
+    """Whether graphs may contain `do_kv_cache_update`: they would replay the step that they were captured in."""
+    has_op = KV_UPDATE in (compilation.splitting_ops or ())
+    is_partitioned = compilation.use_inductor_graph_partition
+    return compilation.cudagraph_mode.has_piecewise_cudagraphs() and bool(is_partitioned or not has_op)
 
 
 def _is_context_parallel(parallel: Any) -> bool:
