@@ -21,6 +21,7 @@ from treespec.vllm.layout import Step, lay_out
 from treespec.vllm.plugin import options_of
 from treespec.vllm.scheduler import num_scratch_blocks
 from treespec.vllm.scores import Outputs
+from treespec.vllm.segments import scratch_blocks, without_room
 from treespec.vllm.stats import ServingStats
 from treespec.vllm.step import StepVerifier, gather_output
 from treespec.vllm.streams import Streams
@@ -28,13 +29,10 @@ from treespec.vllm.supported import check_backends, check_cache
 
 
 class TreeRunner:
-    """Mixin placed before vLLM's runner in the MRO; has no `__init__`, so that a built runner can take it on.
+    """Mixin placed before vLLM's runner in the MRO. Everything read from `self` but not set in `__init__` is vLLM's."""
 
-    Everything read from `self` but not set in `start_trees` is vLLM's.
-    """
-
-    def start_trees(self: Any) -> None:
-        """Once, when the runner is built."""
+    def __init__(self: Any, vllm_config: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, device)  # pyright: ignore[reportCallIssue]
         options, seed = options_of(self.vllm_config), self.model_config.seed or 0
         self._tree_options = options
         self._drafting = Drafting(options, self.model_config.get_vocab_size(), seed) if options.head is None else None
@@ -77,7 +75,6 @@ class TreeRunner:
             np.asarray(num_scheduled_tokens, dtype=np.int64),
             self._drafts,
             self._scratch,
-            self._tree_options.num_speculative_tokens,
         )
         self._step.began, plan = began, self._step.plan
         if plan is not None and plan.has_segments:
@@ -91,6 +88,7 @@ class TreeRunner:
     def _sample(self: Any, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
         """Verify trees, in place of vLLM's verification of chains."""
         step, batch, metadata = self._step, self.input_batch, spec_decode_metadata
+        batch.generators.clear()  # Seeds have `Streams`; vLLM would set back these after a chunk, which a CPU's cannot.
         requests = [self.requests[request] for request in batch.req_ids[: batch.num_reqs]]
         starts = np.cumsum([0, *(count + 1 for count in metadata.num_draft_tokens)])[:-1].tolist()
         outputs = Outputs(
@@ -136,7 +134,7 @@ class TreeRunner:
         step, began = self._step, time.perf_counter()
         rows = self._served_rows(step, sampled_token_ids)
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        self._forget()
+        self._forget(rows)
         if self._head is not None:
             self._keep_features(step, aux_hidden_states)
         if not rows:
@@ -146,7 +144,7 @@ class TreeRunner:
         self._draft(rows, drafts, scheduler_output.num_spec_tokens_to_schedule + 1)
         end = time.perf_counter()
         numbers = [row.tree_row for row in rows]
-        self.stats.record(step.trees, step.verdicts, numbers, step.num_cut)
+        self.stats.record(step.trees, step.verdicts, numbers)
         self.stats.pass_ms += 1e3 * (began - step.began)
         self.stats.draft_ms += 1e3 * (end - began)
         step.logits = None
@@ -171,7 +169,7 @@ class TreeRunner:
             context = int(self.input_batch.num_tokens_no_spec[: self.input_batch.num_reqs].max())
             if not control.choose(len(rows), context, room if room > 1 else 0, self._drafting.num_unread):
                 return
-        for row, draft in zip(rows, as_drafts(self._trees_for(rows, most_nodes)), strict=True):
+        for row, draft in zip(rows, as_drafts(*self._trees_for(rows, most_nodes)), strict=True):
             self._drafts[row.request] = draft
             drafts[row.tree_row] = draft.tokens[1:]
         self._draft_ms = 1e3 * (time.perf_counter() - began)
@@ -196,7 +194,8 @@ class TreeRunner:
             )
         return rows
 
-    def _trees_for(self: Any, rows: Sequence[ServedRow], most_nodes: int) -> TreeBatch:
+    def _trees_for(self: Any, rows: Sequence[ServedRow], most_nodes: int) -> tuple[TreeBatch, list[int]]:
+        """Trees that find their scratch blocks, and how many each of them takes."""
         tables = self.input_batch.block_table[0].get_numpy_array()
         trees = self._drafting.propose(rows, tables)
         params = [self.requests[row.request].sampling_params for row in rows]
@@ -205,7 +204,21 @@ class TreeRunner:
             trees = first_chains(trees, has_grammar)
         if self._drafting.control is not None:
             trees = self._drafting.control.trim(trees)
-        return first_nodes(trees, most_nodes)
+        trees = first_nodes(trees, most_nodes)
+        needed = self._needed_blocks(trees, rows)
+        is_cut = without_room(needed, len(self._scratch) - sum(draft.num_blocks for draft in self._drafts.values()))
+        if is_cut.any():
+            trees, needed = first_chains(trees, is_cut.tolist()), np.where(is_cut, 0, needed)
+            self.stats.num_cut += int(is_cut.sum())
+        return trees, needed.tolist()
+
+    def _needed_blocks(self: Any, trees: TreeBatch, rows: Sequence[ServedRow]) -> np.ndarray:
+        """Scratch blocks by row; of sampled children what the worst shape takes, see `without_room`."""
+        size, most = self.input_batch.block_table[0].block_size, self._tree_options.num_speculative_tokens
+        if trees.draft_probs is not None:
+            return np.where(trees.num_nodes.numpy() > 1, most * (most // size + 2), 0)
+        positions = self.input_batch.num_tokens_no_spec[[row.tree_row for row in rows]].astype(np.int64) - 1
+        return scratch_blocks(trees.parents.numpy(), trees.depths.numpy(), positions, size)
 
     def _keep_features(self: Any, step: Step, states: Sequence[Tensor]) -> None:
         """Write what the head reads of all tokens of the step that stay in the texts."""
@@ -216,7 +229,9 @@ class TreeRunner:
         tables = self.input_batch.block_table[0].get_numpy_array()[rows]
         self._head.pages.write(chosen, tables, positions)
 
-    def _forget(self: Any) -> None:
-        """Drop what belongs to requests that have left."""
-        self._drafts = {name: draft for name, draft in self._drafts.items() if name in self.requests}
+    def _forget(self: Any, rows: Sequence[ServedRow]) -> None:
+        """Drop what belongs to requests that have left, and drafts that were verified."""
+        done = {row.request for row in rows}
+        kept = {name: draft for name, draft in self._drafts.items() if name in self.requests and name not in done}
+        self._drafts = kept
         self._verifier.streams.keep(self.requests)
