@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch
+from treespec.tree import PADDING_PARENT, ROOT_PARENT, TokenTree, TreeBatch
 
 NO_TOKEN = -1
 """What vLLM puts where a list of tokens has ended."""
@@ -48,6 +48,12 @@ def as_drafts(trees: TreeBatch, num_blocks: Sequence[int]) -> list[Draft]:
         Draft(trees, row, tree.token_list, number)
         for row, (tree, number) in enumerate(zip(trees.trees, num_blocks, strict=True))
     ]
+
+
+def roots_alone(roots: Sequence[int]) -> TreeBatch:
+    """Trees without a draft."""
+    tokens = torch.tensor(roots, device="cpu").unsqueeze(1)
+    return TreeBatch(tokens, torch.full_like(tokens, ROOT_PARENT))
 
 
 def first_chains(trees: TreeBatch, rows: Sequence[bool]) -> TreeBatch:

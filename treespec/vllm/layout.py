@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from treespec.tree import TreeBatch, Verdict
-from treespec.vllm.drafts import Draft, scheduled_trees
+from treespec.vllm.drafts import Draft, roots_alone, scheduled_trees
 from treespec.vllm.segments import SegmentPlan, StepTrees, plan_segments
 
 
@@ -53,7 +53,7 @@ def lay_out(
     positions = batch.num_computed_tokens_cpu[: len(requests)].astype(np.int64) + counts - 1 - num_drafts
     roots = batch.token_ids_cpu[np.arange(len(requests)), positions].tolist()
     is_plain = not num_drafts.any()
-    trees = scheduled_trees([None if is_plain else drafts.get(request) for request in requests], roots, scheduled)
+    trees = roots_alone(roots) if is_plain else scheduled_trees(list(map(drafts.get, requests)), roots, scheduled)
     first_tokens = np.cumsum(counts) - counts
     flat = StepTrees(
         parents=trees.parents.numpy(),

@@ -33,12 +33,12 @@ class TreeRunner:
 
     def __init__(self: Any, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)  # pyright: ignore[reportCallIssue]
-        options, seed = options_of(self.vllm_config), self.model_config.seed or 0
-        self._tree_options = options
-        self._drafting = Drafting(options, self.model_config.get_vocab_size(), seed) if options.head is None else None
+        self._tree_options = options_of(self.vllm_config)
         self._head: ServedHead | None = None
-        self._verifier = StepVerifier(options.verification, Streams(seed), self.sampler)
+        streams = Streams(self.model_config.seed or 0)
+        self._verifier = StepVerifier(self._tree_options.verification, streams, self.sampler)
         self._draft_ms = 0.0
+        self._reported: tuple[float, set[str], int] | None = None
         self._drafts: dict[str, Draft] = {}
         self._step: Step | None = None
         self.stats = ServingStats()
@@ -62,8 +62,8 @@ class TreeRunner:
         self._scratch = np.arange(num_blocks - num_scratch, num_blocks)
         if self._head is not None:
             self._head.pages = FeaturePages(num_blocks, self._kernel_block_sizes[0], self._head.head)
-            sizes = self.model_config.get_vocab_size(), self.model_config.seed or 0
-            self._drafting = Drafting(self._tree_options, *sizes, self._head)
+        sizes = self.model_config.get_vocab_size(), self.model_config.seed or 0
+        self._drafting = Drafting(self._tree_options, *sizes, self._head)
 
     def _prepare_inputs(self: Any, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         """vLLM's; then positions and slots of nodes in scratch segments are replaced."""
@@ -139,9 +139,8 @@ class TreeRunner:
             self._keep_features(step, aux_hidden_states)
         if not rows:
             return drafts
-        self._drafting.update(rows, step.trees, step.logits, step.starts)
         self._learn(step, rows)
-        self._draft(rows, drafts, scheduler_output.num_spec_tokens_to_schedule + 1)
+        self._draft(step, rows, drafts, scheduler_output.num_spec_tokens_to_schedule + 1)
         end = time.perf_counter()
         numbers = [row.tree_row for row in rows]
         self.stats.record(step.trees, step.verdicts, numbers)
@@ -151,24 +150,36 @@ class TreeRunner:
         return drafts
 
     def _learn(self: Any, step: Step, rows: Sequence[ServedRow]) -> None:
-        """Report to the control what became of the step's trees, and the times of a step without chunks of prompts."""
-        control = self._drafting.control
+        """Report to the control what became of the step's trees, and the time since the last report but its draft's.
+
+        That is everything that a step takes, vLLM's scheduler included. It is left out where a prompt was read, and
+        where no request was in both steps, as the engine may have been idle.
+        """
+        control, before = self._drafting.control, self._reported
         if control is None:
             return
-        ms = 1e3 * (time.perf_counter() - step.began) if step.num_prompt == 0 else None
+        now, requests = time.perf_counter(), {row.request for row in rows}
+        self._reported = now, requests, step.num_prompt
+        is_timed = before is not None and before[2] == step.num_prompt == 0 and not requests.isdisjoint(before[1])
         trees = step.trees.select_rows([row.tree_row for row in rows])
         verdicts, emitted = [row.verdict for row in rows], [row.emitted for row in rows]
         assert step.logits is not None, "until the step's drafts are made"
-        control.learn(VerifiedStep(trees, verdicts, Scores(step.logits), emitted), self._draft_ms, ms)
+        verified = VerifiedStep(trees, verdicts, Scores(step.logits), emitted)
+        control.learn(verified, self._draft_ms, 1e3 * (now - before[0]) - self._draft_ms if is_timed else None)
 
-    def _draft(self: Any, rows: Sequence[ServedRow], drafts: list[list[int]], most_nodes: int) -> None:
+    def _draft(self: Any, step: Step, rows: Sequence[ServedRow], drafts: list[list[int]], most_nodes: int) -> None:
         """Fill in the drafts that are predicted to pay."""
-        began, control = time.perf_counter(), self._drafting.control
-        if control is not None:
+        drafting, self._draft_ms = self._drafting, 0.0
+        if drafting.control is not None:
             room = max(row.room for row in rows)
             context = int(self.input_batch.num_tokens_no_spec[: self.input_batch.num_reqs].max())
-            if not control.choose(len(rows), context, room if room > 1 else 0, self._drafting.num_unread):
+            unread = drafting.num_unread(rows)
+            if not drafting.control.choose(len(rows), context, room if room > 1 else 0, unread):
+                if step.plan is not None or not drafting.skip(rows):
+                    drafting.update(rows, step.trees, step.logits, step.starts)
                 return
+        began = time.perf_counter()
+        drafting.update(rows, step.trees, step.logits, step.starts)
         for row, draft in zip(rows, as_drafts(*self._trees_for(rows, most_nodes)), strict=True):
             self._drafts[row.request] = draft
             drafts[row.tree_row] = draft.tokens[1:]
@@ -189,6 +200,7 @@ class TreeRunner:
                     verdict=step.verdicts[number],
                     emitted=list(tokens),
                     text=lambda number=number, length=length: batch.token_ids_cpu[number, :length].tolist(),
+                    length=length,
                     room=min(most - len(request.output_token_ids), self.max_model_len - length),
                 )
             )
