@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.engines.churn import VOCAB, run_part
+from helpers.engines.churn import ENGINE, TREES, VOCAB, random_requests, run_part
 from helpers.engines.engine import ENVIRONMENT, SMALL, run_jobs
-from helpers.engines.models import tiny_llama
+from helpers.engines.models import tiny_gemma3, tiny_llama
 
 pytest.importorskip("vllm.config")
 pytestmark = pytest.mark.slow
@@ -48,6 +48,19 @@ def test_class_paths_serve_without_the_entry_point(tmp_path: Path) -> None:
     plain = run_jobs({name: engine[name] for name in list(engine)[:4]}, jobs)
     assert found["greedy"] == plain["greedy"]
     assert found["stats"]["num_draft_tokens"] > 0
+
+
+def test_layers_with_and_without_a_window_share_their_blocks(tmp_path: Path) -> None:
+    tiny_gemma3(tmp_path, VOCAB)
+    engine = {**ENGINE, "model": str(tmp_path)}
+    jobs = {"churn": {"churn": random_requests(60, VOCAB, seed=2), "has_aborts": False}}
+    plain = run_jobs({**engine, "num_gpu_blocks_override": 20}, jobs)
+    trees = run_jobs({**engine, "num_gpu_blocks_override": 60, "speculative_config": {**TREES, "tree": 8}}, jobs)
+    assert trees["churn"]["outputs"] == plain["churn"]["outputs"]
+    assert trees["stats"]["num_trees"] > 10
+    asked = {"speculative_config": TREES, "disable_hybrid_kv_cache_manager": False}
+    with pytest.raises(RuntimeError, match="--disable-hybrid-kv-cache-manager"):
+        run_jobs({**engine, **asked}, jobs)
 
 
 def test_a_seed_decides_the_output_also_where_its_prompt_is_read_in_chunks(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def test_errors_say_what_came_and_what_was_expected(config: dict[str, Any], mess
 
 def engine_args(**values: Any) -> SimpleNamespace:
     names = (
-        "speculative_config", "additional_config", "worker_cls", "scheduler_cls", "block_size", "async_scheduling"
+        "speculative_config", "additional_config", "worker_cls", "scheduler_cls", "block_size", "async_scheduling",
+        "disable_hybrid_kv_cache_manager",
     )  # fmt: skip
     return SimpleNamespace(**{**dict.fromkeys(names), "enforce_eager": True, **values})
 
@@ -122,6 +123,8 @@ def test_what_trees_need_is_set_with_one_line(caplog: pytest.LogCaptureFixture) 
     assert args.async_scheduling is False
     assert "cudagraph_mode=PIECEWISE" in line
     assert "async_scheduling=False" in line
+    assert args.disable_hybrid_kv_cache_manager is True
+    assert "disable_hybrid_kv_cache_manager=True" in line
 
 
 @pytest.mark.parametrize("mode", ["NONE", "PIECEWISE"])
@@ -129,6 +132,7 @@ def test_what_was_asked_for_and_is_served_stays(mode: str, caplog: pytest.LogCap
     config = pytest.importorskip("vllm.config")
     given = config.CompilationConfig(cudagraph_mode=mode)
     asked = {"enforce_eager": False, "compilation_config": given, "async_scheduling": False}
+    asked |= {"disable_hybrid_kv_cache_manager": False}
     args = engine_args(speculative_config=dict(TREES), **asked)
     assert logged(caplog, args) == []
     assert args.compilation_config is given

@@ -105,6 +105,9 @@ def _set_defaults(args: Any, is_cpu: bool) -> None:
     if args.async_scheduling is None:
         args.async_scheduling = False
         chosen.append("async_scheduling=False, as drafts are made of the last step's tokens")
+    if args.disable_hybrid_kv_cache_manager is None:
+        args.disable_hybrid_kv_cache_manager = True
+        chosen.append("disable_hybrid_kv_cache_manager=True, as layers with and without a window share one block table")
     if chosen:
         logger.info("treespec has set %s", "; ".join(chosen))
 
