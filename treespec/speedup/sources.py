@@ -16,6 +16,7 @@ from treespec.drafters import SuffixLookup, TokenRecycling, WarmStart
 from treespec.errors import TreespecError
 from treespec.heads.files.fitting import shipped_head
 from treespec.hf.loading.heads import load_drafter
+from treespec.hf.loading.mtp import load_mtp, num_mtp_layers
 from treespec.hf.loading.smollm2 import NAME as SHIPPED
 from treespec.protocols import Drafter
 
@@ -65,6 +66,8 @@ def _trained(
     """Names of trained drafters, and what loads them."""
     for folder in _folders_beside(Path(name)):
         yield f"the head in {folder}", partial(load_drafter, folder, model)
+    if num_mtp_layers(model):
+        yield "the checkpoint's MTP layers", partial(load_mtp, model)
     known = KNOWN_HEADS.get(name, [])
     for head in known:
         if is_download_allowed or isinstance(try_to_load_from_cache(head, CONFIG), str):

@@ -13,7 +13,18 @@ from transformers.modeling_layers import MtpModel
 
 from benchmarks.joint_distribution.cases import PLAIN, VOCAB_SIZE, WARPED
 from benchmarks.joint_distribution.run import Case, run_case, tiny_models
-from treespec import BestFirst, Chain, KAry, SuffixLookup, TreeSpeculation, from_config, load_drafter, load_mtp
+from treespec import (
+    BestFirst,
+    Chain,
+    KAry,
+    SuffixLookup,
+    TreeSpeculation,
+    from_config,
+    load_drafter,
+    load_mtp,
+    optimize,
+    speed_up,
+)
 from treespec.heads import Mtp
 from treespec.hf.introspect import CACHE_NAME
 
@@ -243,3 +254,28 @@ def test_the_snippet_of_the_docs_runs(capsys):
     names = run_snippet("MTP layers", page="heads.md")
     assert "\nqwen " in capsys.readouterr().out
     assert names["speculation"].stats.num_draft_tokens > 0
+
+
+def test_what_is_done_to_a_head_leaves_the_target_alone(checkpoints):
+    made = checkpoints("mimo")
+    before = {name: weight.clone() for name, weight in made.target.state_dict().items()}
+    drafter, inputs = load_mtp(made.target), left_padded([9, 4])
+    optimize(drafter.head, dtype=torch.int8)
+    drafter.head.to(torch.float64)
+    assert all(weight.equal(before[name]) for name, weight in made.target.state_dict().items())
+    plain = made.target.generate(**inputs, max_new_tokens=10, do_sample=False)
+    out, stats = run(made.target, drafter, inputs, 10, tree=BestFirst(6))
+    assert out.equal(plain)
+    assert stats.num_draft_tokens > 0
+
+
+def test_speed_up_takes_them(checkpoints):
+    target = checkpoints("mimo").target
+    speculation = speed_up(target)
+    try:
+        assert "the checkpoint's MTP layers" in str(speculation)
+        inputs = left_padded([9, 4])
+        plain = target.generate(**inputs, max_new_tokens=10, do_sample=False)
+        assert target.generate(**inputs, max_new_tokens=10, do_sample=False, custom_generate=speculation).equal(plain)
+    finally:
+        speculation.restore()

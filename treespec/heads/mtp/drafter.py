@@ -31,6 +31,12 @@ class Mtp(LevelDrafter[MtpHead]):
     def _window(self) -> int | None:
         return self.head.config.window
 
+    @property
+    def num_weights(self) -> int:
+        """What a draft pass reads, the target's output layer included."""
+        head = self.head
+        return super().num_weights + (0 if head.rows else head.config.vocab_size * head.config.hidden_size)
+
     def start(self, session: Session) -> None:
         """See `HeadDrafter`."""
         super().start(session)

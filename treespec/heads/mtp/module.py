@@ -88,12 +88,15 @@ class BlockCache:
 class MtpHead(StateReader):
     """The layers of a checkpoint with the target's embedding and output layer, which they share.
 
+    Those two are no submodules: what is done to a head, such as `treespec.optimize`, leaves the target alone.
+
     Args:
         layers: D of them; every decoder layer in them has another index in the cache.
         rotary: from states and positions int64 [B, F] to what decoder layers call `position_embeddings`, or None.
-        embed: the target's embedding of tokens int64 [B, F]: [B, F, H].
-        output: logits [B, F, W] of normed outputs.
+        embedding: the target's, of tokens int64 [B, F]: [B, F, H].
+        output: the target's, logits [B, F, V] of normed outputs [B, F, H].
         target_ids: int64 [W], the target's id of every draft id.
+        rows: the output layer of a part of the vocabulary, logits [B, F, W]; None where W is V.
     """
 
     config: MtpConfig  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -103,16 +106,17 @@ class MtpHead(StateReader):
         config: MtpConfig,
         layers: Sequence[MtpLayer],
         rotary: nn.Module | None,
-        embed: Callable[[Tensor], Tensor],
+        embedding: nn.Module,
         output: nn.Module,
         target_ids: Tensor,
+        rows: nn.Linear | None = None,
     ) -> None:
         super().__init__()
         self.config = config
         self.layers = nn.ModuleList(layers)
         self.rotary = rotary
-        self._embed = embed
-        self.output = output
+        self.rows = rows
+        self._targets = (embedding, output)
         self.register_buffer("target_ids", target_ids, persistent=False)
 
     @property
@@ -122,8 +126,9 @@ class MtpHead(StateReader):
 
     def read(self, states: Tensor) -> Tensor:
         """Logits [B, F, W] of normed outputs [B, F, H]."""
-        weight = next(self.output.parameters(), states)
-        return self.output(states.to(weight.dtype) if weight.is_floating_point() else states)
+        output = self._targets[1] if self.rows is None else self.rows
+        weight = next(output.parameters(), states)
+        return output(states.to(weight.dtype) if weight.is_floating_point() else states)
 
     def run(self, tokens: Tensor, states: Tensor, positions: Tensor, mask: Tensor, cache: DraftingCache) -> Tensor:
         """All layers over drafted tokens, each next to a state that is known: [B, F, Z].
@@ -165,7 +170,7 @@ class MtpHead(StateReader):
         self, tokens: Tensor, positions: Tensor, mask: Tensor, dtype: torch.dtype, cache: DraftingCache
     ) -> Callable[[int, Tensor], Tensor]:
         """What runs a layer, by its number and the states that it reads."""
-        embedded = self._embed(tokens).to(dtype)
+        embedded = self._targets[0](tokens).to(dtype)
         inputs = {"position_ids": positions, "use_cache": True}
         if self.rotary is not None:
             inputs["position_embeddings"] = self.rotary(embedded, positions)

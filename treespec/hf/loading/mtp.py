@@ -61,6 +61,12 @@ def load_mtp(
     return Mtp(_head(facts, folder, *found, draft_vocab), (facts.config.num_hidden_layers,), max_length)
 
 
+def num_mtp_layers(model: PreTrainedModel) -> int:
+    """How many MTP layers a model's configuration names; its files may lack them."""
+    config = model.config.get_text_config()
+    return next((count for key in COUNTS if (count := getattr(config, key, None))), 0)
+
+
 def _folder(facts: ModelFacts, checkpoint: str | Path | None) -> Path:
     """Where the files are; nothing is downloaded."""
     name = str(checkpoint if checkpoint is not None else facts.model.config.name_or_path)
@@ -77,7 +83,7 @@ def _folder(facts: ModelFacts, checkpoint: str | Path | None) -> Path:
 
 
 def _nothing_found(facts: ModelFacts, folder: Path) -> str:
-    count = next((count for key in COUNTS if (count := getattr(facts.config, key, None))), 0)
+    count = num_mtp_layers(facts.model)
     if not count:
         return f"{folder} holds no MTP layers, and the configuration of {facts.name} names none"
     return (
@@ -104,11 +110,13 @@ def _head(
     )
     blocks = iter(decoder.get_submodule("layers").children())
     layers = [_layer(facts, folder, layout, one, [next(blocks) for _ in one.blocks], decoder) for one in tensors]
-    embed = facts.model.get_input_embeddings().__call__
-    output = _output(facts, None if draft_vocab is None else target_ids)
-    head = MtpHead(config, layers, getattr(decoder, "rotary_emb", None), embed, output, target_ids.to(facts.device))
-    head.layers.eval()  # Not the output layer, which is the target's own module.
-    return head
+    output: Any = facts.model.get_output_embeddings()
+    if output is None:
+        raise UnsupportedModelError(f"{facts.name} does not say what its output layer is, which MTP layers share")
+    rows = None if draft_vocab is None else _rows(output, target_ids)
+    shared = facts.model.get_input_embeddings(), output
+    rotary = getattr(decoder, "rotary_emb", None)
+    return MtpHead(config, layers, rotary, *shared, target_ids.to(facts.device), rows).eval()
 
 
 def _block_types(facts: ModelFacts, count: int) -> list[str]:
@@ -242,16 +250,12 @@ def _target_ids(draft_vocab: int | Sequence[int] | None, vocab_size: int) -> Ten
     return torch.tensor(ids, dtype=torch.int64, device="cpu")
 
 
-def _output(facts: ModelFacts, target_ids: Tensor | None) -> nn.Module:
-    """The target's output layer, or one of these rows of it. Raises `UnsupportedModelError`: there is none."""
-    output: Any = facts.model.get_output_embeddings()
-    if output is None:
-        raise UnsupportedModelError(f"{facts.name} does not say what its output layer is, which MTP layers share")
-    if target_ids is None:
-        return output
-    rows = nn.Linear(facts.config.hidden_size, len(target_ids), bias=output.bias is not None, device="meta")
-    index = target_ids.to(facts.device)
-    rows.weight = nn.Parameter(whole_weight(output).detach()[index], requires_grad=False)
-    if output.bias is not None:
-        rows.bias = nn.Parameter(output.bias.detach()[index], requires_grad=False)
+def _rows(output: Any, target_ids: Tensor) -> nn.Linear:
+    """These rows of an output layer."""
+    weight = whole_weight(output).detach()
+    index, bias = target_ids.to(weight.device), getattr(output, "bias", None)
+    rows = nn.Linear(weight.shape[1], len(index), bias=bias is not None, device="meta")
+    rows.weight = nn.Parameter(weight[index], requires_grad=False)
+    if bias is not None:
+        rows.bias = nn.Parameter(bias.detach()[index], requires_grad=False)
     return rows
