@@ -87,7 +87,7 @@ def test_mtp_layers_of_the_checkpoint_draft(tmp_path, name):
     plain = target.generate(PROMPT, max_new_tokens=20, do_sample=False)
     weights = {name: weight.clone() for name, weight in target.state_dict().items()}
     speculation = treespec.speed_up(target)
-    assert speculation.found.names[0] == "the checkpoint's own MTP layers"
+    assert speculation.found.names[0] == "the checkpoint's MTP layers"
     assert target.generate(PROMPT, max_new_tokens=20, do_sample=False, custom_generate=speculation).equal(plain)
     kinds = {choice for module in target.modules() for choice in kernels_of(module)}
     assert "int8" not in kinds, "the head's 8 bits are not the target's"
