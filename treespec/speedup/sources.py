@@ -22,7 +22,7 @@ from treespec.protocols import Drafter
 
 KNOWN_HEADS: dict[str, list[str]] = json.loads(Path(__file__).with_name("known_heads.json").read_text())
 """Public heads by the name of their target, the likely better one first."""
-CONFIG = "config.json"
+CONFIG, MTP_LAYERS = "config.json", "the checkpoint's MTP layers"
 
 
 @dataclass
@@ -66,8 +66,9 @@ def _trained(
     """Names of trained drafters, and what loads them."""
     for folder in _folders_beside(Path(name)):
         yield f"the head in {folder}", partial(load_drafter, folder, model)
-    if num_mtp_layers(model):
-        yield "the checkpoint's MTP layers", partial(load_mtp, model)
+    yield MTP_LAYERS, partial(load_mtp, model)
+    if not num_mtp_layers(model):
+        missing.pop(MTP_LAYERS, None)  # Qwen3-Next's configuration does not name those that it has.
     known = KNOWN_HEADS.get(name, [])
     for head in known:
         if is_download_allowed or isinstance(try_to_load_from_cache(head, CONFIG), str):

@@ -12,7 +12,8 @@ from treespec.tree import TreeBatch, Verdict
 class ServingStats:
     """Sums over steps of requests; chunks of prompts do not count.
 
-    `num_trees`: trees with a branch. `num_cut`: trees for which too few scratch blocks were free, verified as chains.
+    `num_trees`: trees with a branch. `num_cut`: trees for which too few scratch blocks were free, so that chains were
+    drafted.
     `pass_ms`, `draft_ms`: of whole steps, until their tokens were known, and of learning and drafting after that.
     """
 
@@ -25,11 +26,10 @@ class ServingStats:
     pass_ms: float = 0.0
     draft_ms: float = 0.0
 
-    def record(self, trees: TreeBatch, verdicts: Sequence[Verdict], rows: Sequence[int], num_cut: int) -> None:
+    def record(self, trees: TreeBatch, verdicts: Sequence[Verdict], rows: Sequence[int]) -> None:
         """Count one step's rows."""
         self.num_steps += 1
         self.num_verified += len(rows)
-        self.num_cut += num_cut
         if trees.max_nodes == 1:
             return
         sizes = trees.num_nodes.tolist()

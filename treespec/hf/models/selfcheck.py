@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from treespec.errors import LogitsError, TreespecError, UnsupportedModelError
 from treespec.hf.introspect import ModelFacts, cache_in, is_multimodal, model_facts
-from treespec.hf.models.capability import Detection, MeasuredOnce, detect, undisturbed
+from treespec.hf.models.capability import Detection, MeasuredOnce, cached_logits, detect, keeps_states, undisturbed
 from treespec.hf.models.kept_checks import keep_check, known_check
 from treespec.hf.models.rounded_activations import rounds_activations
 from treespec.hf.thread_patches import current, replaced
@@ -132,8 +132,11 @@ def tolerance_of(facts: ModelFacts, prompt: Int[Tensor, "1 P"]) -> float:
     plain = _plain_logits(facts, ids, prompt.shape[1])[0]
     if plain.isnan().any():
         raise LogitsError(f"{facts.name} gives NaN logits for a plain pass: check its weights and its dtype")
-    cache = {facts.cache_argument: cache_in(model(input_ids=prompt, use_cache=True))}
-    cached = model(input_ids=ids[:, -NUM_CONTINUED:], **cache, use_cache=True).logits[0]
+    if keeps_states(model):  # transformers' Mamba continues wrongly with several tokens.
+        cached = cached_logits(facts, ids, Capability.PLAIN, NUM_CONTINUED)[0]
+    else:
+        cache = {facts.cache_argument: cache_in(model(input_ids=prompt, use_cache=True))}
+        cached = model(input_ids=ids[:, -NUM_CONTINUED:], **cache, use_cache=True).logits[0]
     own = float(largest_difference(cached, plain))
     least = least_tolerance(facts, plain.dtype)
     response = min(RESPONSE_FACTOR * _rounding_response(facts, ids, plain), LARGEST_RESPONSE)
