@@ -172,7 +172,6 @@ def test_files_in_several_parts(folder):
     assert stats.num_draft_tokens > 0
 
 
-@pytest.mark.filterwarnings("ignore:.*decodes by chains:treespec.TreespecWarning")
 def test_a_multimodal_target(tmp_path):
     """Its text part has the layers, and its file names them as a text model's does."""
     target = multimodal.build(multimodal.BY_NAME["qwen3_5"])
