@@ -29,7 +29,6 @@ from treespec.heads import Mtp
 from treespec.hf.introspect import CACHE_NAME
 
 
-
 class RecordedMtp(Recorded, Mtp):
     pass
 
@@ -174,7 +173,7 @@ JOINT = {
 }
 
 
-SLOW = ("deepseek, tree", "qwen, tree")
+SLOW = ("deepseek, tree",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in JOINT])
