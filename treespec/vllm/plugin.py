@@ -68,10 +68,8 @@ def configure(engine_args: Any, is_cpu: bool) -> bool:
     _check_free("scheduler_cls", engine_args.scheduler_cls, SCHEDULER)
     _check_free("worker_cls", engine_args.worker_cls, worker)
     options = Options.from_config({name: value for name, value in given.items() if name != "method"})
-    engine_args.speculative_config = {
-        "model": PROPOSER,
-        "num_speculative_tokens": options.num_speculative_tokens,
-    }
+    number = options.num_speculative_tokens
+    engine_args.speculative_config = {"model": PROPOSER, "num_speculative_tokens": number}
     engine_args.additional_config = {**(engine_args.additional_config or {}), METHOD: asdict(options)}
     engine_args.scheduler_cls = SCHEDULER
     engine_args.worker_cls = worker
