@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from treespec.errors import ConfigError
 from treespec.heads.drafting.unread_features import MAX_COLUMNS, Pairs, UnreadFeatures
 from treespec.heads.eagle3.drafter import Eagle3
-from treespec.heads.eagle3.module import Eagle3Head, Eagle3Output
+from treespec.heads.eagle3.module import Eagle3Head
 from treespec.heads.files.build import build_head
 from treespec.heads.files.checkpoint import read_checkpoint
 from treespec.heads.files.fitting import check_target, fused_layers, shipped_head
@@ -166,7 +166,7 @@ class ServedHead(Eagle3):
         """The same of a text of this length that joins."""
         return min(length - 1, MOST_READ)
 
-    def _catch_up(self) -> Eagle3Output:
+    def _catch_up(self) -> Float[Tensor, "B 1 H"]:
         counts = self._unread.counts
         if len(counts) > 1:
             for row in np.flatnonzero(np.array(counts) > SHORT).tolist():
