@@ -88,6 +88,14 @@ def test_the_oldest_environment_has_every_floor():
     assert all(specifier.contains(floors[name]) for name, specifier in REQUIRED.items())
 
 
+def test_the_short_suite_has_what_a_release_of_transformers_or_typer_may_break():
+    """Its fields, its processors, its rope types; the help of the commands."""
+    suite = (ROOT / ".ci/smoke").read_text().partition("tests=(")[2].partition(")")[0].split()
+    assert all((ROOT / path).exists() for path in suite)
+    generation = {f"tests/hf/generation/test_{name}.py" for name in ("config_fields", "processor_pairs")}
+    assert {*generation, "tests/hf/attention", "tests/test_versions.py", "tests/commands/test_help.py"} <= set(suite)
+
+
 def test_extras_within_extras_have_floors_too():
     run = subprocess.run([sys.executable, ".ci/floors", "study"], capture_output=True, text=True, cwd=ROOT, check=True)
     assert {"matplotlib", "typer", "pyarrow"} < {line.split("==")[0] for line in run.stdout.split()}

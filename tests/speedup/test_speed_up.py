@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import mtp_files
 from helpers.tiny import tiny_llama
 from helpers.wrong_heads import EAGLE, write
 from transformers import LlamaForCausalLM
@@ -74,11 +75,28 @@ def test_a_head_of_another_model_is_said_and_left_out(model):
     (beside(model, "other") / "config.json").write_text("{}")
     speculation = treespec.speed_up(model)
     assert len(speculation.found.drafters) == 2
-    assert sorted(speculation.found.missing) == [
-        "a trained head",
-        *(f"the head in {beside(model, name)}" for name in ("head", "other")),
-    ]
+    heads = [f"the head in {beside(model, name)}" for name in ("head", "other")]
+    assert sorted(speculation.found.missing) == ["a trained head", *heads]
     assert "hidden states of size 48" in " ".join(str(speculation).split())
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "deepseek_v3"])
+def test_mtp_layers_of_the_checkpoint_draft(tmp_path, name):
+    target = mtp_files.write(tmp_path, name).target
+    target.generation_config.pad_token_id = 0
+    plain = target.generate(PROMPT, max_new_tokens=20, do_sample=False)
+    weights = {name: weight.clone() for name, weight in target.state_dict().items()}
+    speculation = treespec.speed_up(target)
+    assert speculation.found.names[0] == "the checkpoint's MTP layers"
+    assert target.generate(PROMPT, max_new_tokens=20, do_sample=False, custom_generate=speculation).equal(plain)
+    kinds = {choice for module in target.modules() for choice in kernels_of(module)}
+    assert "int8" not in kinds, "the head's 8 bits are not the target's"
+    assert all(weight.equal(weights[name]) for name, weight in target.state_dict().items())
+
+
+def kernels_of(module):
+    forward = vars(module).get("forward")
+    return forward._choices.values() if isinstance(forward, FastForward) else ()
 
 
 def test_known_heads_are_used_where_they_are_local_or_may_be_fetched(model, monkeypatch, tmp_path):

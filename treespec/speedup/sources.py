@@ -16,12 +16,13 @@ from treespec.drafters import SuffixLookup, TokenRecycling, WarmStart
 from treespec.errors import TreespecError
 from treespec.heads.files.fitting import shipped_head
 from treespec.hf.loading.heads import load_drafter
+from treespec.hf.loading.mtp import load_mtp, num_mtp_layers
 from treespec.hf.loading.smollm2 import NAME as SHIPPED
 from treespec.protocols import Drafter
 
 KNOWN_HEADS: dict[str, list[str]] = json.loads(Path(__file__).with_name("known_heads.json").read_text())
 """Public heads by the name of their target, the likely better one first."""
-CONFIG = "config.json"
+CONFIG, MTP_LAYERS = "config.json", "the checkpoint's MTP layers"
 
 
 @dataclass
@@ -65,6 +66,9 @@ def _trained(
     """Names of trained drafters, and what loads them."""
     for folder in _folders_beside(Path(name)):
         yield f"the head in {folder}", partial(load_drafter, folder, model)
+    yield MTP_LAYERS, partial(load_mtp, model)
+    if not num_mtp_layers(model):
+        missing.pop(MTP_LAYERS, None)  # Qwen3-Next's configuration does not name those that it has.
     known = KNOWN_HEADS.get(name, [])
     for head in known:
         if is_download_allowed or isinstance(try_to_load_from_cache(head, CONFIG), str):

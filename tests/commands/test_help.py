@@ -1,0 +1,22 @@
+"""Every command says what its options are, with whatever typer and click are installed."""
+
+import pytest
+from helpers.cli import invoke
+from typer.main import get_command
+
+from treespec.commands import app
+
+
+def names(command, path=()):
+    """The commands of an app, those of its groups too, as arguments."""
+    found = [path]
+    for name, inner in getattr(command, "commands", {}).items():
+        found += names(inner, (*path, name))
+    return found
+
+
+@pytest.mark.parametrize("path", names(get_command(app)), ids=" ".join)
+def test_help(path):
+    result = invoke(*path, "--help")
+    assert result.exit_code == 0, result.output
+    assert "Usage" in result.output
