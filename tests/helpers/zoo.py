@@ -91,6 +91,8 @@ _DELTA = _HYBRID | {
     "head_dim": 8,
 }
 _SHARED = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 8}
+_NO_LIMIT = {"time_step_min": 1e-9}
+"""transformers' chunks limit step sizes, its single steps do not: with a limit, uncached passes are no yardstick."""
 INDEXED = {"index_head_dim": 8, "index_n_heads": 4, "index_topk": 256}
 
 ARCHITECTURES: tuple[Architecture, ...] = (
@@ -221,6 +223,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "ssm_state_size": 8,
             "mamba_num_heads": 8,
             "mamba_head_dim": 8,
+            **_NO_LIMIT,
             "n_groups": 2,
             "chunk_size": 16,
             "head_dim": 8,
@@ -254,6 +257,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "chunk_size": 16,
             "use_mem_rope": False,
             "num_key_value_heads": 4,
+            **_NO_LIMIT,
         },
     ),
     # States of other kinds: chains by snapshot and replay.

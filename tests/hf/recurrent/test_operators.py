@@ -67,7 +67,7 @@ class DeltaByChannel(Delta):
 
 
 class SSD:
-    """Mamba-2: two heads per group, a limit to step sizes."""
+    """Mamba-2: two heads per group; single steps know no limit to their sizes."""
 
     state_shape = (NUM_HEADS * 2, WIDE, SIZE)
     operator = staticmethod(tree_ssd)
@@ -84,7 +84,7 @@ class SSD:
         self.options |= {"dt_softplus": True, "dt_limit": (0.1, 1.5), "chunk_size": 16}
 
     def step(self, state, hidden, dt, B, C):
-        dt = torch.nn.functional.softplus(dt + self.options["dt_bias"]).clamp(0.1, 1.5)
+        dt = torch.nn.functional.softplus(dt + self.options["dt_bias"])
         B, C = B.repeat_interleave(2, 0), C.repeat_interleave(2, 0)
         state = state * (dt * self.options["A"]).exp()[:, None, None]
         state = state + (dt[:, None] * hidden).unsqueeze(-1) * B.unsqueeze(1)
@@ -212,6 +212,20 @@ def test_large_decays_do_not_overflow():
     parents = some_trees(0)
     found = scan(example, filled(torch.randn(NUM_ROWS, *example.state_shape)), parents, [0, NUM_NODES])
     assert found.isfinite().all()
+
+
+def test_a_prompts_last_token_has_limited_steps():
+    """Plain decoding reads it with the prompt."""
+    torch.manual_seed(0)
+    example, parents = SSD(), some_trees(0)
+    found = []
+    for ends_prompt in (True, False):
+        tree_pass = TreePass(TreeNodes(parents, NUM_NODES, CPU, ends_prompt), layer := filled(None))
+        layer.begin(tree_pass)
+        found.append(tree_ssd(tree_pass, **example.inputs, **(example.options | {"dt_limit": (3.0, 3.0)}))[0])
+    assert not torch.allclose(found[0][:, 0], found[1][:, 0])
+    example.inputs["dt"][:, 0] = 3.0 + torch.log(-torch.expm1(torch.tensor(-3.0))) - example.options["dt_bias"]
+    assert torch.allclose(found[0], scan(example, filled(None), parents, [0, NUM_NODES]), atol=1e-5)
 
 
 def convolve(layer: StateLayer, inputs, parents, cuts, weight, bias, activation="silu"):

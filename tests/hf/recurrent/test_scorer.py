@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from helpers.rounds import Game, cache_error, recurrent_states
-from helpers.zoo import ARCHITECTURES, VOCAB_SIZE, Architecture, build, prompts
+from helpers.zoo import ARCHITECTURES, BY_NAME, VOCAB_SIZE, Architecture, build, prompts
 from transformers import PreTrainedModel
 
 import treespec
@@ -38,7 +39,7 @@ OPTIONS = {"do_sample": False, "pad_token_id": 0, "eos_token_id": VOCAB_SIZE + 1
 
 def filled(model: PreTrainedModel, num_rows: int = 1, length: int = 20) -> StateScorer:
     scorer = StateScorer(model)
-    ids = prompts(num_rows, length)
+    ids = prompts(num_rows, 20)[:, :length]
     scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
     return scorer
 
@@ -165,6 +166,19 @@ def check_identity(model, ids, mask, num_new, speculation):
     options = {"attention_mask": mask.long(), "max_new_tokens": num_new, **OPTIONS}
     plain = model.generate(ids, **options)
     assert torch.equal(model.generate(ids, **options, custom_generate=speculation), plain)
+
+
+@pytest.mark.parametrize("name", ["zamba2", "nemotron_h"])
+def test_limits_of_step_sizes_are_those_of_plain_decoding(name):
+    """Prompts have them, single steps have not."""
+    model = build(replace(BY_NAME[name], options={**BY_NAME[name].options, "time_step_min": 0.01}))
+    ids = prompts(2, 20)
+    drafter = Planted(plain_texts(model, ids, 40), VOCAB_SIZE, 2)
+    scores = model.generate(ids, max_new_tokens=2, **OPTIONS, return_dict_in_generate=True, output_logits=True)
+    scorer, tokens = filled(model, 2, 19), torch.cat([ids[:, 19:], scores.sequences[:, 20:21]], 1)
+    logits = scorer.extend(tokens, torch.tensor([[-1, 0]] * 2)).logits
+    assert (logits - torch.stack(scores.logits, 1)).abs().max() <= TOLERANCE
+    check_identity(model, ids, torch.ones_like(ids), 40, treespec.TreeSpeculation(drafter, tree=16))
 
 
 @pytest.mark.parametrize("name", KINDS)

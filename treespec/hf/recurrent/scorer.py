@@ -62,7 +62,7 @@ class StateScorer(TreeScorer):
             raise UnsupportedModelError(f"{facts.name} cannot continue this prompt: a prompt must end in text")
         super().__init__(facts, hidden_layers=hidden_layers, prompt=prompt, max_cache_len=max_cache_len)
         self._whole = state_cache(facts.model.config)
-        self._files = modelling_files(facts, self._whole)
+        self._files, self._ends_prompt = modelling_files(facts, self._whole), True
 
     @property
     def cache(self) -> Cache:
@@ -78,11 +78,13 @@ class StateScorer(TreeScorer):
         super().prefill(ids[:, :0], mask[:, :0])
         scores = self.extend(ids.cpu(), torch.where(mask.cpu(), -1, PADDING_PARENT))
         self.commit([(0,) if is_token else () for is_token in mask[:, 0].tolist()])
+        self._ends_prompt = True
         return scores.hidden_states
 
     @torch.no_grad()
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         super().commit(paths)
+        self._ends_prompt = self._ends_prompt and not any(paths)
         found = Paths.of(paths, self.device)
         for layer in self._layers:
             layer.commit(found)
@@ -114,7 +116,7 @@ class StateScorer(TreeScorer):
 
     def _empty_cache(self, num_rows: int) -> Cache:
         """One for the keys and values alone: `SlotCache` cuts these back, states are committed."""
-        self._whole = state_cache(self.facts.model.config)
+        self._whole, self._ends_prompt = state_cache(self.facts.model.config), True
         return Cache(layers=[layer for layer in self._whole.layers if isinstance(layer, GrowingLayer)])
 
     def _attend(self, slots: CachedSlots, parents: Int[Tensor, "B N"], num_new: int) -> TreeAttention:
@@ -130,7 +132,7 @@ class StateScorer(TreeScorer):
         with ExitStack() as stack:
             prepared = stack.enter_context(super()._prepared(tokens, attention, is_prefill))
             if not is_prefill:
-                nodes = TreeNodes(self._parents, tokens.shape[1], self.device)
+                nodes = TreeNodes(self._parents, tokens.shape[1], self.device, self._ends_prompt)
                 stack.enter_context(tree_pass(self._files, self._layers, nodes))
             yield prepared
 
