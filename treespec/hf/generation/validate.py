@@ -102,7 +102,7 @@ def _as_ids(ids: object, model: PreTrainedModel, name: str) -> object:
     if not isinstance(ids, (list, tuple)):
         return ids
     rows = ids if ids and all(isinstance(row, (list, tuple)) for row in ids) else [ids]
-    is_mask = name == "attention_mask"  # Of True and False too.
+    is_mask = name == "attention_mask"  # True and False say it too.
     if not all(isinstance(token, int) and (is_mask or not isinstance(token, bool)) for row in rows for token in row):
         raise ConfigError(f"{name} must be int64 [B, P] or lists of {_TOKENIZED[name]}, got {ids!r:.60}")
     if len({len(row) for row in rows}) > 1:
