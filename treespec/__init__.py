@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         from_config,
         generate,
         load_drafter,
+        load_mtp,
         new_cache,
         optimize,
         restore,
@@ -29,13 +30,15 @@ if TYPE_CHECKING:
         tree_attention_mask,
     )
     from treespec.lab import TraceFile, check, diagnose, load_setting, read_trace, save_setting
+    from treespec.speedup import speed_up
 
 __version__ = "0.1.0"
 
-ROOMS = ("cpu", "grammars", "hf", "lab")
+ROOMS = ("cpu", "grammars", "hf", "lab", "speedup")
 """What is public in them and not here is named with them: `treespec.cpu.prepack_linears`."""
 LAB = ("TraceFile", "check", "diagnose", "load_setting", "read_trace", "save_setting")
-"""What is in `treespec.lab`."""
+ADD_ONS = dict.fromkeys(LAB, "lab") | {"speed_up": "speedup"}
+"""Names that are in another room than `treespec.hf`."""
 
 __all__ = [
     "CACHE_NAME",
@@ -68,6 +71,7 @@ __all__ = [
     "from_config",
     "generate",
     "load_drafter",
+    "load_mtp",
     "load_setting",
     "new_cache",
     "optimize",
@@ -76,6 +80,7 @@ __all__ = [
     "restore",
     "save_setting",
     "shipped_head",
+    "speed_up",
     "tree_attention_mask",
     "verify",
 ]
@@ -85,7 +90,7 @@ def __getattr__(name: str) -> Any:
     """What needs transformers is imported at its first use: `treespec.vllm` needs none."""
     if name not in (*__all__, *ROOMS):
         raise AttributeError(f"module 'treespec' has no attribute {name!r}")
-    room = name if name in ROOMS else "lab" if name in LAB else "hf"
+    room = name if name in ROOMS else ADD_ONS.get(name, "hf")
     try:
         module = import_module(f"treespec.{room}")
     except ImportError as error:

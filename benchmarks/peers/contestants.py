@@ -22,7 +22,6 @@ from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model
 from treespec.hf.loading.named import named_drafters
-from treespec.hf.models.pass_times import pass_times
 from treespec.lab.measure.paired import Bench, Contestant, Run
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 
@@ -183,7 +182,6 @@ class Makers:
         self._model, self._tokenizer, self._threads, self._draft_model = model, tokenizer, threads, draft_model
         self.optimized: Any = smollm2.load()[0]
         optimize(self.optimized, is_remeasured=True)
-        pass_times(self.optimized, is_remeasured=True)  # Before anything is timed; what is kept may be a busier hour's.
         self._parts: dict[str, Any] = {"head": fastest_head(self.optimized)}
 
     def make(self, others: Sequence[str], drafters: Sequence[str], shapes: Sequence[str], is_single: bool) -> Made:

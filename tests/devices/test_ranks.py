@@ -25,8 +25,8 @@ from treespec.devices.ranks import ROW_BYTES, Ranks
 from treespec.engine.ranks import Alone
 from treespec.errors import RanksDisagreeError, TreespecError, UnsupportedModelError
 from treespec.hf.introspect import model_facts, ranks_of
-from treespec.hf.models.pass_times import pass_times
 from treespec.hf.weights import local_part, whole_weight
+from treespec.lab.pass_times import pass_times
 from treespec.policies import Control
 
 ROOT = Path(__file__).parents[2]

@@ -18,8 +18,8 @@ from treespec import SuffixLookup, TreeSpeculation, generate, load_drafter, opti
 from treespec.cpu import optimized_model
 from treespec.cpu.linear_kernels import Packed
 from treespec.errors import UnsupportedModelError
-from treespec.hf.models import pass_times as times
 from treespec.hf.weights import OFFLOADED_COST, read_cost, weight_counts, whole_weight
+from treespec.lab import pass_times as times
 from treespec.policies import Control
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}

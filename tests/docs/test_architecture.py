@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-MAX_ENTRIES = 24
+MAX_ENTRIES = 25
 """Modules, `__init__.py` included, and folders with modules; `py.typed` and what old versions left do not count."""
 
 

@@ -14,8 +14,10 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from treespec.hf.attention import mask as mask_module
 from treespec.hf.cache import slot_cache
-from treespec.hf.cache.caches import filled_layers
+from treespec.hf.cache.caches import FilledLayer, filled_layers
 from treespec.hf.introspect import CACHE_NAME
+from treespec.hf.models.capability import keeps_states
+from treespec.hf.recurrent.layers import StateLayer, state_cache
 from treespec.protocols import Capability, CausalScorer
 from treespec.tree import TokenTree, TreeBatch
 
@@ -111,7 +113,7 @@ def cache_error(model: PreTrainedModel, cache: Cache, slot_mask: torch.Tensor, r
         rows: per row its committed tokens, int64 [length].
 
     Returns:
-        The largest difference of any key or value; infinite when a row has not as many slots as tokens.
+        The largest difference of any key, value or state; infinite when a row has not as many slots as tokens.
     """
     worst = 0.0
     for row, tokens in enumerate(rows):
@@ -120,13 +122,26 @@ def cache_error(model: PreTrainedModel, cache: Cache, slot_mask: torch.Tensor, r
             return float("inf")
         if not len(tokens):
             continue
-        fresh = DynamicCache()
+        fresh = state_cache(model.config) if keeps_states(model) else DynamicCache()
         model(input_ids=tokens.unsqueeze(0), **{CACHE_NAME: fresh}, use_cache=True)
-        for ours, theirs in zip(filled_layers(cache), filled_layers(fresh), strict=True):
+        for ours, theirs in zip(_filled(cache), _filled(fresh), strict=True):
             for states, expected in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
                 kept = states[row].index_select(-2, slots.to(states.device))
                 worst = max(worst, float((kept - expected[0]).abs().max()))
+        for kept, expected in zip(recurrent_states(cache), recurrent_states(fresh), strict=True):
+            worst = max(worst, float((kept[row] - expected[0]).abs().max()))
     return worst
+
+
+def recurrent_states(cache: Cache) -> list[torch.Tensor]:
+    """The states of all layers, first those of convolutions, as they are."""
+    layers = [layer for layer in cache.layers if isinstance(layer, StateLayer)]
+    states = [[*layer.conv_states.values(), *layer.recurrent_states.values()] for layer in layers]
+    return [state for layer in states for state in layer if state is not None]
+
+
+def _filled(cache: Cache) -> list[FilledLayer]:
+    return filled_layers(Cache(layers=[layer for layer in cache.layers if type(layer) is not StateLayer]))
 
 
 _right = mask_module.pending_attention

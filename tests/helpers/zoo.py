@@ -90,6 +90,7 @@ _DELTA = _HYBRID | {
     "linear_value_head_dim": 8,
     "head_dim": 8,
 }
+_SHARED = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 8}
 INDEXED = {"index_head_dim": 8, "index_n_heads": 4, "index_topk": 256}
 
 ARCHITECTURES: tuple[Architecture, ...] = (
@@ -194,28 +195,22 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "no_rope_layers": [1, 0],
         },
     ),
-    # Recurrent and hybrid models: chains by snapshot and replay.
-    Architecture("bamba", _MAMBA | {"attn_layer_indices": [1]}, Capability.CHAIN),
-    Architecture("falcon_h1", _MAMBA | {"mamba_d_ssm": 64}, Capability.CHAIN),
+    # Recurrent and hybrid models.
+    Architecture("bamba", _MAMBA | {"attn_layer_indices": [1]}),
+    Architecture("falcon_h1", _MAMBA | {"mamba_d_ssm": 64}),
     Architecture(
         "granitemoehybrid",
         _MAMBA | _EXPERTS | _HYBRID | {"shared_intermediate_size": 32},
-        Capability.CHAIN,
     ),
-    Architecture("glm_moe_dsa", MLA | INDEXED, Capability.CHAIN),
     Architecture(
         "kimi_linear",
         MLA | _HYBRID | {"q_lora_rank": None, "head_dim": None, "linear_head_dim": 8, "linear_num_heads": 4},
-        Capability.CHAIN,
     ),
-    Architecture("lfm2", {"layer_types": ["conv", "full_attention"]}, Capability.CHAIN),
-    Architecture(
-        "lfm2_moe", _EXPERTS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}, Capability.CHAIN
-    ),
+    Architecture("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    Architecture("lfm2_moe", _EXPERTS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),
     Architecture(
         "mamba2",
         {"num_heads": 8, "head_dim": 8, "state_size": 8, "expand": 2, "n_groups": 1, "chunk_size": 16},
-        Capability.CHAIN,
         attentions=_EAGER,
     ),
     Architecture(
@@ -230,19 +225,39 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "chunk_size": 16,
             "head_dim": 8,
         },
-        Capability.CHAIN,
     ),
-    Architecture("olmo_hybrid", _DELTA, Capability.CHAIN),
-    Architecture("qwen3_5_text", _DELTA, Capability.CHAIN),
-    Architecture("qwen3_next", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32}, Capability.CHAIN),
-    # One token at a time.
-    Architecture("falcon_mamba", {"state_size": 8, "expand": 2}, Capability.PLAIN, attentions=_EAGER),
+    Architecture("olmo_hybrid", _DELTA),
+    Architecture("qwen3_5_text", _DELTA),
+    Architecture("qwen3_next", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32}),
+    Architecture("falcon_mamba", {"state_size": 8, "expand": 2}, attentions=_EAGER),
     Architecture(
         "jamba",
         _EXPERTS | {"mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
-        Capability.PLAIN,
     ),
-    Architecture("mamba", {"state_size": 8, "expand": 2}, Capability.PLAIN, attentions=_EAGER),
+    Architecture("mamba", {"state_size": 8, "expand": 2}, attentions=_EAGER),
+    Architecture("bailing_hybrid", MLA | _HYBRID | {"linear_head_dim": 8, "linear_num_heads": 4}),
+    Architecture("lara_mini", _DELTA | _EXPERTS),
+    Architecture("lfm3", {"layer_types": ["conv", "full_attention"]}),
+    Architecture("qwen3_5_moe_text", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32}),
+    Architecture(
+        "zamba",
+        _SHARED | {"n_mamba_heads": 2, "mamba_dt_rank": 4, "attention_head_dim": 16, "use_mamba_kernels": False},
+    ),
+    Architecture(
+        "zamba2",
+        _SHARED
+        | {
+            "n_mamba_heads": 4,
+            "mamba_headdim": 16,
+            "mamba_ngroups": 1,
+            "num_mem_blocks": 1,
+            "chunk_size": 16,
+            "use_mem_rope": False,
+            "num_key_value_heads": 4,
+        },
+    ),
+    # States of other kinds: chains by snapshot and replay.
+    Architecture("glm_moe_dsa", MLA | INDEXED, Capability.CHAIN),
 )
 
 BY_NAME = {str(architecture): architecture for architecture in ARCHITECTURES}

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.engines.churn import VOCAB, run_part
+from helpers.engines.churn import ENGINE, TREES, VOCAB, random_requests, run_part
 from helpers.engines.engine import ENVIRONMENT, SMALL, run_jobs
-from helpers.engines.models import tiny_llama
+from helpers.engines.models import tiny_gemma3, tiny_llama
 
 pytest.importorskip("vllm.config")
 pytestmark = pytest.mark.slow
@@ -26,6 +26,8 @@ def test_requests_come_and_go(tmp_path: Path) -> None:
     assert found["preemptions"] > 0
     assert found["aborted"] > NUM_REQUESTS / 20
     assert found["trees"] > NUM_REQUESTS / 10
+    assert found["cut"] > 0
+    assert found["drafted"] == found["verified"]  # Cut before they are drafts: nothing is computed in vain.
 
 
 def test_class_paths_serve_without_the_entry_point(tmp_path: Path) -> None:
@@ -46,6 +48,44 @@ def test_class_paths_serve_without_the_entry_point(tmp_path: Path) -> None:
     plain = run_jobs({name: engine[name] for name in list(engine)[:4]}, jobs)
     assert found["greedy"] == plain["greedy"]
     assert found["stats"]["num_draft_tokens"] > 0
+
+
+def test_layers_with_and_without_a_window_share_their_blocks(tmp_path: Path) -> None:
+    tiny_gemma3(tmp_path, VOCAB)
+    engine = {**ENGINE, "model": str(tmp_path)}
+    jobs = {"churn": {"churn": random_requests(60, VOCAB, seed=2), "has_aborts": False}}
+    plain = run_jobs({**engine, "num_gpu_blocks_override": 20}, jobs)
+    trees = run_jobs({**engine, "num_gpu_blocks_override": 60, "speculative_config": {**TREES, "tree": 8}}, jobs)
+    assert trees["churn"]["outputs"] == plain["churn"]["outputs"]
+    assert trees["stats"]["num_trees"] > 10
+    asked = {"speculative_config": TREES, "disable_hybrid_kv_cache_manager": False}
+    with pytest.raises(RuntimeError, match="--disable-hybrid-kv-cache-manager"):
+        run_jobs({**engine, **asked}, jobs)
+
+
+def test_a_compiled_model_decodes_as_plain_vllms(tmp_path: Path) -> None:
+    tiny_llama(tmp_path, VOCAB)
+    engine = {**ENGINE, "model": str(tmp_path), "enforce_eager": False, "num_gpu_blocks_override": 40}
+    jobs = {"churn": {"churn": random_requests(60, VOCAB, seed=2), "has_aborts": False}}
+    trees = run_jobs({**engine, "speculative_config": {**TREES, "tree": 8}}, jobs)
+    assert trees["churn"]["outputs"] == run_jobs(engine, jobs)["churn"]["outputs"]
+    assert trees["stats"]["num_trees"] > 20
+
+
+def test_a_seed_decides_the_output_also_where_its_prompt_is_read_in_chunks(tmp_path: Path) -> None:
+    # Plain vLLM 0.32 fails here on CPUs.
+    tiny_llama(tmp_path, VOCAB)
+    prompts = [[(7 * k + row) % VOCAB for k in range(30)] for row in range(4)]
+    params = {"temperature": 1.0, "seed": 7, "max_tokens": 12, "ignore_eos": True, "detokenize": False}
+    engine = {"model": str(tmp_path), "skip_tokenizer_init": True, "max_model_len": 64, "max_num_seqs": 8}
+    in_chunks, whole = (
+        run_jobs(
+            {**engine, "max_num_batched_tokens": size, "speculative_config": {"method": "treespec", "tree": tree}},
+            {"sampled": {"prompts": prompts, "params": params}},
+        )
+        for size, tree in ((16, 8), (256, 3))
+    )
+    assert in_chunks["sampled"] == whole["sampled"]
 
 
 TWO_ENGINES = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from treespec import BestFirst, Merge, SuffixLookup, SuffixStore, TokenRecycling
 from treespec.errors import ConfigError
 from treespec.protocols import Session
 from treespec.tree.history import History
-from treespec.vllm.drafting import _NO_PROCESSORS, Drafting, ServedRow, make_drafter
+from treespec.vllm.drafting import _NO_PROCESSORS, EAGER_STEPS, Drafting, ServedRow, make_drafter
 from treespec.vllm.drafts import depth_first
 from treespec.vllm.options import Options
 
@@ -50,7 +51,7 @@ class Server:
             text = self.texts[request]
             room = int(self.rng.integers(1, 12))
             verdict = Verdict(path, emitted[-1], False)
-            rows.append(ServedRow(request, number, verdict, emitted, lambda text=text: list(text), room))
+            rows.append(ServedRow(request, number, verdict, emitted, lambda text=text: list(text), len(text), room))
             trees.append(tree.trees[0])
         if not rows:
             return self.step()
@@ -125,6 +126,51 @@ def test_running_texts_are_not_in_the_store() -> None:
     drafter.select_rows([])
     drafter.add_rows(0)
     assert drafter.store.text.tokens.tolist()[-3:] == [4, 5, -1]
+
+
+def plain_step(drafting: Drafting, texts: dict[str, list[int]], rng: np.random.Generator) -> list[ServedRow]:
+    """A step without drafts that every request of `texts` emits a token in."""
+    rows = []
+    for number, (request, text) in enumerate(texts.items()):
+        token = int(rng.integers(0, VOCAB))
+        text.append(token)
+        rows.append(ServedRow(request, number, Verdict((0,), token, False), [token], partial(list, text), len(text), 9))
+    return rows
+
+
+def learn(drafting: Drafting, rows: list[ServedRow]) -> None:
+    roots = torch.zeros(len(rows), 1, dtype=torch.int64)
+    drafting.update(rows, TreeBatch(roots, roots - 1), torch.zeros(len(rows), VOCAB), list(range(len(rows))))
+
+
+def test_steps_that_were_passed_over_are_read_at_the_next_draft() -> None:
+    rng, drafting = np.random.default_rng(0), Drafting(Options(7, "suffix", 8), VOCAB)
+    texts = {name: rng.integers(0, VOCAB, 12).tolist() for name in ("a", "b", "c")}
+    for _ in range(EAGER_STEPS):
+        rows = plain_step(drafting, texts, rng)
+        assert not drafting.skip(rows)
+        learn(drafting, rows)
+    for step in range(20):
+        if step == 7:
+            del texts["b"]
+            texts["d"] = rng.integers(0, VOCAB, 5).tolist()
+        assert drafting.skip(plain_step(drafting, texts, rng))
+    rows = plain_step(drafting, texts, rng)
+    learn(drafting, rows)
+    assert isinstance(drafting.drafter, SuffixLookup)
+    found = dict(zip(drafting.requests, drafting.drafter._rows, strict=True))
+    assert {name: row.tokens.tolist()[1:] for name, row in found.items()} == texts
+    assert [drafting._history.tokens(row).tolist() for row in range(3)] == [texts[name] for name in drafting.requests]
+    drafting.propose(rows)
+    assert not drafting.skip(plain_step(drafting, texts, rng))  # What became of the draft is always learned.
+
+
+def test_drafters_of_the_users_own_see_every_step() -> None:
+    rng, drafting = np.random.default_rng(0), Drafting(Options(7, "helpers.engines.drafters:Bigram", 8), VOCAB)
+    for _ in range(3 * EAGER_STEPS):
+        rows = plain_step(drafting, {"a": [1, 2]}, rng)
+        assert not drafting.skip(rows)
+        drafting._num_plain += 1
 
 
 @pytest.mark.parametrize(("name", "kind"), [("recycling", TokenRecycling), ("suffix", SuffixLookup), ("merge", Merge)])

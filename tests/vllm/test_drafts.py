@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from treespec import TokenTree, TreeBatch
-from treespec.vllm.drafts import as_drafts, depth_first, first_chains, scheduled_trees
+from treespec.vllm.drafts import Draft, as_drafts, depth_first, first_chains, scheduled_trees
+
+
+def drafts_of(trees: TreeBatch) -> list[Draft]:
+    return as_drafts(trees, [0] * trees.num_rows)
 
 
 def random_trees(seed: int, sizes: tuple[int, ...] = (1, 4, 9, 12)) -> TreeBatch:
@@ -56,7 +60,7 @@ def test_depth_first_moves_distributions_with_their_children() -> None:
 
 def test_what_was_scheduled_of_a_draft_is_its_beginning() -> None:
     trees = depth_first(random_trees(1))
-    drafts = as_drafts(trees)
+    drafts = drafts_of(trees)
     scheduled = [draft.tokens[1:4] for draft in drafts]
     found = scheduled_trees(drafts, [draft.tokens[0] for draft in drafts], scheduled)
     for row, (tree, draft) in enumerate(zip(found.trees, drafts, strict=True)):
@@ -65,7 +69,7 @@ def test_what_was_scheduled_of_a_draft_is_its_beginning() -> None:
 
 
 def test_other_tokens_are_chains_up_to_padding() -> None:
-    draft = as_drafts(depth_first(random_trees(2)))[3]
+    draft = drafts_of(depth_first(random_trees(2)))[3]
     found = scheduled_trees([draft, draft, None], [draft.tokens[0], 99, 7], [[98, 97], draft.tokens[1:3], [1, -1, -1]])
     assert [tree.token_list for tree in found.trees] == [
         [draft.tokens[0], 98, 97],
@@ -77,7 +81,7 @@ def test_other_tokens_are_chains_up_to_padding() -> None:
 
 def test_rows_of_several_batches_keep_their_distributions() -> None:
     first, second = (depth_first(sampled_trees(seed)) for seed in (1, 2))
-    drafts = [as_drafts(second)[1], None, as_drafts(first)[0], as_drafts(random_trees(3, (3, 2)))[0]]
+    drafts = [drafts_of(second)[1], None, drafts_of(first)[0], drafts_of(random_trees(3, (3, 2)))[0]]
     tokens = [draft.tokens if draft else [1, 2] for draft in drafts]
     found = scheduled_trees(drafts, [row[0] for row in tokens], [row[1:] for row in tokens])
     assert found.is_valid

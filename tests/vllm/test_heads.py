@@ -27,7 +27,7 @@ from treespec.tree import TreeBatch
 from treespec.tree.history import History
 from treespec.vllm import heads
 from treespec.vllm.cpu_products import pack_products
-from treespec.vllm.drafting import Drafting, ServedRow
+from treespec.vllm.drafting import EAGER_STEPS, Drafting, ServedRow
 from treespec.vllm.heads import FeaturePages, ServedHead, load_served_head
 from treespec.vllm.options import Options
 
@@ -53,7 +53,8 @@ def states_of(text: list[int]) -> torch.Tensor:
 class Server:
     """Requests that come, pause and leave; a request's pages are written as its tokens are computed."""
 
-    def __init__(self, head: Eagle3Head, seed: int) -> None:
+    def __init__(self, head: Eagle3Head, seed: int, skipped: float = 0.0) -> None:
+        self.skipped = skipped
         self.rng = np.random.default_rng(seed)
         self.head, self.texts, self.tables = ServedHead(head, [0]), {}, {}
         self.head.pages = self.pages = FeaturePages(NUM_BLOCKS, BLOCK, head)
@@ -80,10 +81,16 @@ class Server:
             known = np.arange(len(text) - 1)
             self.pages.write(states_of(text[:-1]), tables[[number] * len(known)], known)
             verdict = Verdict(tuple(range(len(emitted))), emitted[-1], False)
-            rows.append(ServedRow(name, number, verdict, emitted, lambda text=text: list(text), 50))
+            rows.append(ServedRow(name, number, verdict, emitted, lambda text=text: list(text), len(text), 50))
         trees = TreeBatch(torch.zeros(len(rows), 3, dtype=torch.int64), torch.tensor([[-1, 0, 1]] * len(rows)))
         logits = torch.zeros(3 * len(rows), VOCAB)
+        if self.rng.random() < self.skipped:  # As after many plain steps.
+            self.drafting._num_plain = EAGER_STEPS
+            assert self.drafting.skip(rows)
+            return rows, trees
+        unread = self.drafting.num_unread(rows)
         self.drafting.update(rows, trees, logits, list(range(0, 3 * len(rows), 3)))
+        assert unread == sum(self.head.unread)
         return rows, self.drafting.propose(rows, tables) if self.rng.random() < 0.7 else trees
 
 
@@ -102,12 +109,15 @@ def paths_of(tree: TokenTree) -> list[tuple[int, ...]]:
     return sorted(tuple(tree.token(node) for node in tree.path_to(leaf)) for leaf in range(tree.num_nodes))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_every_row_is_drafted_as_if_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("seed", "skipped", "most_waiting"), [(0, 0, 1), (1, 0, 40), (2, 0, 512), (3, 0.6, 40)])
+def test_every_row_is_drafted_as_if_alone(
+    seed: int, skipped: float, most_waiting: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(heads, "SHORT", 8)
+    monkeypatch.setattr(heads, "MOST_WAITING", most_waiting)
     head, num_compared = random_head(), 0
-    server = Server(head, seed)
-    for _ in range(25):
+    server = Server(head, seed, skipped)
+    for _ in range(25 if skipped == 0 else 60):
         rows, trees = server.step()
         for row, tree in zip(rows, trees.trees, strict=True):
             if trees.values is None:
@@ -176,7 +186,7 @@ def test_a_head_drafts_for_adapters_and_the_base_model(folders: tuple[str, str],
     speculation = {"method": "treespec", "tree": 8, "drafter": "head", "head": head}
     trees = run_jobs({**engine, "max_loras": 2, "speculative_config": speculation}, jobs)
     assert trees["stats"]["num_trees"] > 10
-    assert trees["greedy"] == run_jobs({**engine, "max_loras": 3}, jobs)["greedy"]  # See `BaseRowsKept`.
+    assert trees["greedy"] == run_jobs({**engine, "max_loras": 3}, jobs)["greedy"]  # See `keep_base_rows`.
 
 
 @pytest.mark.slow

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from treespec.errors import ConfigError
-from treespec.vllm import Options, Proposer
+from treespec.vllm import Options, Proposer, plugin
 from treespec.vllm.plugin import PROPOSER, configure, options_of
 
 
@@ -36,7 +37,10 @@ def test_sizes(config: dict[str, Any], number: int, nodes: int) -> None:
         ({"drafter": 3}, "recycling, suffix, merge"),
         ({"verification": "typical"}, "target_walk"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
-        ({"tree": 0}, "tree"),
+        ({"tree": 0}, "tree must be 'auto', a positive number of nodes, or rank paths"),
+        ({"tree": True}, "tree must be 'auto', a positive number of nodes, or rank paths such as [(0,), (1,), (0, 0)]"),
+        ({"tree": True, "num_speculative_tokens": 7}, "got True"),
+        ({"num_speculative_tokens_per_batch_size": [[1, 4, 3]]}, "tree='auto', the default, chooses"),
         ({"tree": 9, "num_speculative_tokens": 7}, "num_speculative_tokens=8"),
         ({"tree": 9, "speculative_token_tree": "[(0,)]"}, "not both"),
         ({"warm_start": 1}, "warm_start"),
@@ -48,13 +52,16 @@ def test_sizes(config: dict[str, Any], number: int, nodes: int) -> None:
     ],
 )
 def test_errors_say_what_came_and_what_was_expected(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         Options.from_config(config)
 
 
 def engine_args(**values: Any) -> SimpleNamespace:
-    names = ("speculative_config", "additional_config", "worker_cls", "scheduler_cls", "block_size")
-    return SimpleNamespace(**{**dict.fromkeys(names), **values})
+    names = (
+        "speculative_config", "additional_config", "worker_cls", "scheduler_cls", "block_size", "async_scheduling",
+        "disable_hybrid_kv_cache_manager",
+    )  # fmt: skip
+    return SimpleNamespace(**{**dict.fromkeys(names), "enforce_eager": True, **values})
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
@@ -88,6 +95,91 @@ def test_other_methods_are_left_alone(config: dict[str, Any] | None) -> None:
     assert args == engine_args(speculative_config=config)
 
 
+def test_the_method_in_capitals_gets_a_hint() -> None:
+    with pytest.raises(ConfigError, match="lower case: 'method': 'treespec', got 'Treespec'"):
+        configure(engine_args(speculative_config={"method": "Treespec"}), True)
+
+
+TREES = {"method": "treespec"}
+
+
+def logged(caplog: pytest.LogCaptureFixture, args: Any, is_cpu: bool = False) -> list[str]:
+    caplog.clear()
+    # vLLM's loggers do not propagate.
+    plugin.logger.addHandler(caplog.handler)
+    with caplog.at_level("INFO", plugin.logger.name):
+        configure(args, is_cpu)
+    plugin.logger.removeHandler(caplog.handler)
+    return list(dict.fromkeys(record.getMessage() for record in caplog.records))
+
+
+def test_what_trees_need_is_set_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    config = pytest.importorskip("vllm.config")
+    given = config.CompilationConfig()
+    args = engine_args(speculative_config=dict(TREES), enforce_eager=False, compilation_config=given)
+    (line,) = logged(caplog, args)
+    assert args.compilation_config.cudagraph_mode is config.CUDAGraphMode.PIECEWISE
+    assert given.cudagraph_mode is None
+    assert args.async_scheduling is False
+    assert "cudagraph_mode=PIECEWISE" in line
+    assert "async_scheduling=False" in line
+    assert args.disable_hybrid_kv_cache_manager is True
+    assert "disable_hybrid_kv_cache_manager=True" in line
+
+
+@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE"])
+def test_what_was_asked_for_and_is_served_stays(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = pytest.importorskip("vllm.config")
+    given = config.CompilationConfig(cudagraph_mode=mode)
+    asked = {"enforce_eager": False, "compilation_config": given, "async_scheduling": False}
+    asked |= {"disable_hybrid_kv_cache_manager": False}
+    args = engine_args(speculative_config=dict(TREES), **asked)
+    assert logged(caplog, args) == []
+    assert args.compilation_config is given
+
+
+@pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+def test_full_graphs_by_name_are_refused_with_what_to_write(mode: str) -> None:
+    config = pytest.importorskip("vllm.config")
+    given = config.CompilationConfig(cudagraph_mode=mode)
+    args = engine_args(speculative_config=dict(TREES), enforce_eager=False, compilation_config=given)
+    with pytest.raises(
+        ConfigError, match=re.escape(f'({mode}) cannot: write --compilation-config \'{{"cudagraph_mode"')
+    ):
+        configure(args, False)
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_asynchronous_scheduling_by_name_is_refused_with_what_to_write(is_cpu: bool) -> None:
+    with pytest.raises(ConfigError, match="--no-async-scheduling"):
+        configure(engine_args(speculative_config=dict(TREES), async_scheduling=True), is_cpu)
+
+
+def test_registration_wraps_nothing_but_the_way_to_the_method() -> None:
+    pytest.importorskip("vllm.config")
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import EngineArgs
+
+    plugin.register()
+    assert hasattr(EngineArgs.create_engine_config, "is_treespec")
+    assert not hasattr(SamplingParams._validate_spec_decode, "is_treespec")
+
+
 def test_without_its_worker_the_proposer_says_what_to_set() -> None:
     with pytest.raises(RuntimeError, match="worker_cls="):
         Proposer(None).propose()
+
+
+@pytest.mark.parametrize("config", [dict(TREES), {"model": PROPOSER, "num_speculative_tokens": 3}])
+def test_the_check_of_parameters_is_replaced_where_the_method_is_used(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vllm.config")
+    from vllm import SamplingParams
+
+    original = SamplingParams._validate_spec_decode
+    monkeypatch.setattr(SamplingParams, "_validate_spec_decode", original)
+    plugin._with_trees(lambda args: None, engine_args(speculative_config={"method": "ngram"}))
+    assert SamplingParams._validate_spec_decode is original
+    plugin._with_trees(lambda args: None, engine_args(speculative_config=config))
+    assert hasattr(SamplingParams._validate_spec_decode, "is_treespec")

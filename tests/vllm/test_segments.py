@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from treespec.vllm.segments import StepTrees, plan_segments, ranges
+from treespec.vllm.segments import StepTrees, plan_segments, ranges, scratch_blocks, without_room
 
 SIZE, COLUMNS = 4, 12
 
@@ -108,8 +108,7 @@ def run(batch: Batch, plan) -> tuple[dict[int, object], dict[int, list[object]]]
 @pytest.mark.parametrize("seed", range(60))
 def test_every_token_sees_its_path_and_nothing_else(seed: int) -> None:
     batch = Batch(seed)
-    plan, sizes = plan_segments(batch.step, batch.table, SIZE, batch.free)
-    assert sizes.tolist() == list(map(len, batch.trees))
+    plan = plan_segments(batch.step, batch.table, SIZE, batch.free)
     _, seen = run(batch, plan)
     for request, (tree, length) in enumerate(zip(batch.trees, batch.lengths, strict=True)):
         for node in range(len(tree)):
@@ -121,7 +120,7 @@ def test_every_token_sees_its_path_and_nothing_else(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_the_accepted_path_is_in_the_requests_blocks_afterwards(seed: int) -> None:
     batch, rng = Batch(seed), np.random.default_rng(seed)
-    plan, _ = plan_segments(batch.step, batch.table, SIZE, batch.free)
+    plan = plan_segments(batch.step, batch.table, SIZE, batch.free)
     cache, _ = run(batch, plan)
     last = np.array([rng.integers(len(tree)) for tree in batch.trees])
     before = dict(cache)
@@ -135,32 +134,30 @@ def test_the_accepted_path_is_in_the_requests_blocks_afterwards(seed: int) -> No
             assert cache[batch.slot(request, length + depth)] == batch.own(request, node)
 
 
-@pytest.mark.parametrize("num_scratch", range(0, 12))
-def test_without_scratch_blocks_trees_are_chains(num_scratch: int) -> None:
-    batch = Batch(7, num_scratch)
-    plan, sizes = plan_segments(batch.step, batch.table, SIZE, batch.free)
-    assert plan.table.shape[1] <= num_scratch
-    for request, (tree, size) in enumerate(zip(batch.trees, sizes.tolist(), strict=True)):
-        chain = next((node for node in range(len(tree)) if tree[node] != node - 1), len(tree))
-        assert size in (len(tree), chain)
-        assert (plan.requests == request).sum() == (
-            1 if size == chain else sum(p != k - 1 for k, p in enumerate(tree)) + 1
-        )
-    _, seen = run(batch, plan)  # What a token of a tree that was cut sees is not read; the others see their paths.
-    for request, (tree, size) in enumerate(zip(batch.trees, sizes.tolist(), strict=True)):
-        for node in range(size):
-            path = [batch.own(request, k) for k in path_to(tree, node)]
-            assert seen[int(batch.step.roots[request]) + node][-len(path) :] == path
+@pytest.mark.parametrize("seed", range(20))
+def test_a_plan_takes_the_blocks_that_were_foreseen(seed: int) -> None:
+    step = (batch := Batch(seed)).step
+    needed = scratch_blocks(step.parents, step.depths, step.positions, SIZE)
+    plan = plan_segments(step, batch.table, SIZE, batch.free[: needed.sum()])
+    assert np.bincount(plan.requests[plan.table[0]], minlength=len(needed)).tolist() == needed.tolist()
+    if needed.any():
+        with pytest.raises(AssertionError, match="before they are drafts"):
+            plan_segments(step, batch.table, SIZE, batch.free[: needed.sum() - 1])
 
 
-def test_sampled_trees_are_cut_by_their_order_alone() -> None:
-    batch, most = Batch(7), 9
-    worst = most * (most // SIZE + 2)
-    _, sizes = plan_segments(batch.step, batch.table, SIZE, batch.free[: 2 * worst], most)
-    have_drafts = [len(tree) > 1 for tree in batch.trees]
-    for row, tree in enumerate(batch.trees):
-        chain = next((node for node in range(len(tree)) if tree[node] != node - 1), len(tree))
-        assert sizes[row] == (len(tree) if sum(have_drafts[: row + 1]) <= 2 else chain)
+@pytest.mark.parametrize("num_free", range(0, 14))
+def test_as_few_trees_as_possible_become_chains(num_free: int) -> None:
+    needed = np.array([5, 0, 2, 3, 2])
+    is_cut = without_room(needed, num_free)
+    assert needed[~is_cut].sum() <= num_free
+    assert not is_cut[1]
+    subsets = [[bool(number >> row & 1) for row in range(5)] for number in range(32)]
+    assert is_cut.sum() == min(sum(kept) for kept in subsets if needed[~np.array(kept)].sum() <= num_free)
+
+
+def test_of_equal_needs_the_first_ones_are_served() -> None:
+    # Sampled children: the needs are those of the worst shape, so that nothing but the order decides.
+    assert without_room(np.array([4, 0, 4, 4]), 9).tolist() == [False, False, False, True]
 
 
 def test_chains_need_no_scratch_blocks() -> None:
@@ -170,7 +167,7 @@ def test_chains_need_no_scratch_blocks() -> None:
     step = StepTrees(
         parents, depths, *(getattr(batch.step, n) for n in ("first_tokens", "roots", "positions", "num_drafts"))
     )
-    plan, _ = plan_segments(step, batch.table, SIZE, np.zeros(0, dtype=np.int64))
+    plan = plan_segments(step, batch.table, SIZE, np.zeros(0, dtype=np.int64))
     assert not plan.has_segments
     assert len(plan.requests) == 5
 

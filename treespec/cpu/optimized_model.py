@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from treespec.checks import check_flag
 from treespec.cpu.attention import native_attention
 from treespec.cpu.kernel_plan import KernelPlan, kernel_folder, make_plan
 from treespec.cpu.linear_kernels import (
@@ -69,7 +70,9 @@ class OptimizedModel:
         self.restore()
 
 
-def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasured: bool = False) -> OptimizedModel:
+def optimize(
+    model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasured: bool = False, is_quick: bool = False
+) -> OptimizedModel:
     """Run a CPU model's linear layers by the fastest kernels for few rows, until `restore`.
 
     The first call for a model's shapes on a machine measures for some ten seconds; the result is kept in
@@ -88,6 +91,7 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
             to fall differently in passes over one node and over a tree: greedy texts equal that model's own `generate`
             less often than in float32.
         is_remeasured: measure again what is known already, for instance because the machine was busy then.
+        is_quick: where nothing is known, measure for a tenth of a second on some of the layers, and keep nothing.
 
     Raises:
         ConfigError: not a module, an unknown dtype, one that the weights cannot be rounded to, or a model that
@@ -96,6 +100,7 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
         NativeError: dtype=torch.int8 without a C++ compiler; dtype=torch.bfloat16 without one and without oneDNN.
     """
     _check(model, dtype)
+    check_flag("is_quick", is_quick)
     restore(model)
     modules = fast_linears(model)
     if not modules:
@@ -110,7 +115,7 @@ def optimize(model: nn.Module, *, dtype: torch.dtype | None = None, is_remeasure
         return _rounded(model, modules, dtype)
     kernels, missing = exact_kernels(modules[0].weight.dtype, kernel_folder())
     modules = [module for module in modules if module.weight.dtype == modules[0].weight.dtype]
-    return OptimizedModel(model, modules, make_plan(modules, kernels, missing, is_remeasured), kernels)
+    return OptimizedModel(model, modules, make_plan(modules, kernels, missing, is_remeasured, is_quick), kernels)
 
 
 def restore(model: nn.Module) -> None:

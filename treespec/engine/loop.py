@@ -3,7 +3,7 @@
 A chain is a tree of width one and plain decoding a tree of one node: there is no second engine.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
@@ -96,7 +96,6 @@ class Run:
         policy: shapes the trees of drafters that build them from next-token distributions; others ignore it.
         verification: "auto", a rule's name or a rule.
         seed: see `known_seed`.
-        pass_ms: measured milliseconds of the target's pass by number of nodes, for `Control`.
         observers: watch the call, called in this order; statistics are kept anyway.
         ranks: the processes that run the target together. What could differ between them is the first one's: the seed,
             trees, verdicts, measured times.
@@ -114,7 +113,6 @@ class Run:
     processors: PathProcessors = field(default_factory=NoProcessors)
     is_sampling: bool = True
     seed: int | None = None
-    pass_ms: Mapping[int, float] | None = None
     observers: Sequence[Observer] = ()
     ranks: Ranks = field(default_factory=Alone)
 
@@ -186,7 +184,6 @@ class Run:
                 CallFacts(
                     drafter=getattr(self.drafter, "wrapped", self.drafter),
                     draft_share=num_weights(self.drafter) / max(num_weights(self.target), 1),
-                    pass_ms=self.pass_ms,
                     is_sampling=self.is_sampling,
                     is_chain_only=self.is_chain_only,
                     is_on_host=self.target.device.type == "cpu",

@@ -8,5 +8,6 @@ from treespec.heads.dflash.drafter import DFlash
 from treespec.heads.eagle3.drafter import Eagle3
 from treespec.heads.medusa.drafter import Medusa
 from treespec.heads.medusa.module import MedusaHead, MedusaHeads
+from treespec.heads.mtp.drafter import Mtp
 
-__all__ = ["DFlash", "Eagle3", "Medusa", "MedusaHead", "MedusaHeads"]
+__all__ = ["DFlash", "Eagle3", "Medusa", "MedusaHead", "MedusaHeads", "Mtp"]

@@ -13,6 +13,7 @@ from treespec.hf.generation.speculation import TreeSpeculation, generate
 from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter, load_head
+from treespec.hf.loading.mtp import load_mtp
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.hf.vllm_config import from_config
@@ -46,6 +47,7 @@ __all__ = [
     "generate",
     "load_drafter",
     "load_head",
+    "load_mtp",
     "make_draft_model",
     "make_scorer",
     "new_cache",

@@ -16,6 +16,7 @@ ADD_ONS: Registry[Callable[..., Any]] = Registry(
         "constraints": "treespec.grammars.call:Constraints",
         "offloaded to": "treespec.devices.weights:offloaded_to",
         "ranks": "treespec.devices.ranks:ranks_of",
+        "state scorer": "treespec.hf.recurrent.scorer:StateScorer",
         "trace": "treespec.lab.trace.about:as_watcher",
         "whole weight": "treespec.devices.weights:whole_weight",
     },

@@ -16,6 +16,7 @@ from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter
 from treespec.hf.loading.models import load_model, load_tokenizer
+from treespec.hf.loading.mtp import load_mtp
 from treespec.policies import Chain, Paths
 from treespec.protocols import Drafter
 from treespec.tree import parse_paths
@@ -23,6 +24,7 @@ from treespec.tree import parse_paths
 _KEYS: dict[str, set[str]] = {
     "draft_model": {"model", "tokenizer", "assistant_tokenizer"},
     "medusa": {"model"},
+    "mtp": {"model"},
     "ngram": {"prompt_lookup_max", "prompt_lookup_min"},
     "suffix": set(),
     "token_recycling": set(),
@@ -38,9 +40,9 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
             `speculative_token_tree` (a list of rank paths as a literal; a chain without it), and the method's own keys:
             "draft_model": `model` (name, folder or model); with another tokenizer than the target's `tokenizer` (the
             target's) and `assistant_tokenizer` (its own), names or tokenizers. "eagle3", "dflash", "dspark" and
-            "medusa": `model`, the head's name or folder. "ngram": `prompt_lookup_max`, `prompt_lookup_min`. "suffix"
-            and treespec's own "token_recycling" have none.
-        target: the target model, for "eagle3", "dflash" and "dspark": their heads read its embedding and states.
+            "medusa": `model`, the head's name or folder. "mtp": `model`, the files, if they are not the target's.
+            "ngram": `prompt_lookup_max`, `prompt_lookup_min`. "suffix" and treespec's own "token_recycling" have none.
+        target: the target model, for "eagle3", "dflash", "dspark" and "mtp", which read its embedding and states.
         options: keyword arguments of `TreeSpeculation` except `tree`.
 
     Raises:
@@ -92,6 +94,8 @@ def _drafter(method: str, config: Mapping[str, Any], target: PreTrainedModel | N
         if not isinstance(heads, (str, Path)):
             raise ConfigError(f"method 'medusa' needs 'model': the folder or file of the heads, got {heads!r}")
         return Medusa.load(heads)
+    if method == "mtp":
+        return load_mtp(_needed(method, target), config.get("model"))
     if method == "token_recycling":
         return TokenRecycling()
     if method == "suffix":
@@ -104,10 +108,14 @@ def _drafter(method: str, config: Mapping[str, Any], target: PreTrainedModel | N
 def _trained_head(method: str, name: Any, target: PreTrainedModel | None) -> HeadDrafter[Any]:
     if not isinstance(name, (str, Path)):
         raise ConfigError(f"method {method!r} needs 'model': the head's name or folder, got {name!r}")
-    if target is None:
-        raise ConfigError(f"method {method!r} needs the target model: from_config(config, target=model)")
-    drafter = load_drafter(name, target)
+    drafter = load_drafter(name, _needed(method, target))
     found = drafter.head.config.algorithm
     if found != method:
         raise ConfigError(f"{name} holds a head of method {found!r}, the configuration says {method!r}")
     return drafter
+
+
+def _needed(method: str, target: PreTrainedModel | None) -> PreTrainedModel:
+    if target is None:
+        raise ConfigError(f"method {method!r} needs the target model: from_config(config, target=model)")
+    return target

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from treespec.vllm.segments import SegmentPlan
+from treespec.vllm.supported import refuse
 
 
 class CurrentStep:
@@ -74,8 +75,20 @@ def with_segments(backend: Any) -> Any:
     return SegmentBackend
 
 
+BY_REQUEST = ("encoder_seq_lens", "dcp_local_seq_lens", "rswa_prefix_lens", "replayssm_decode_base_cpu")
+"""Numbers by request in vLLM's metadata that segments have no answer for; None where they are not used."""
+
+
 def expand(metadata: Any, plan: SegmentPlan, num_tokens: int) -> Any:
-    """vLLM's `CommonAttentionMetadata` with one row per segment in place of one per request."""
+    """vLLM's `CommonAttentionMetadata` with one row per segment in place of one per request.
+
+    Raises `UnsupportedModeError`: a field by request that segments have no answer for.
+    """
+    given = [name for name in BY_REQUEST if getattr(metadata, name, None) is not None]
+    refuse(bool(given) or isinstance(metadata.causal, Tensor), f"attention with {given or 'a causal flag'} by request")
+    ranges = metadata.mm_req_doc_ranges
+    if ranges is not None:
+        ranges = {segment: ranges[row] for segment, row in enumerate(plan.requests.tolist()) if row in ranges}
     starts = torch.from_numpy(plan.first_tokens).to(torch.int32)
     starts = torch.cat([starts, torch.tensor([num_tokens], dtype=torch.int32, device="cpu")])
     lengths = torch.from_numpy(plan.lengths).to(torch.int32)
@@ -94,6 +107,7 @@ def expand(metadata: Any, plan: SegmentPlan, num_tokens: int) -> Any:
         max_query_len=int(starts.diff().max()),
         is_prefilling=None if metadata.is_prefilling is None else metadata.is_prefilling[plan.requests],
         req_idx=None if metadata.req_idx is None else metadata.req_idx[plan.requests],
+        mm_req_doc_ranges=ranges,
         _num_computed_tokens_cache=None,
         _token_to_req_indices_cache=None,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,14 +16,16 @@ from treespec.errors import ConfigError
 from treespec.policies.control import CallFacts, Control
 from treespec.protocols import PathProcessors, Scores, ServingDrafter, Session, VerifiedStep
 from treespec.sampling import NoProcessors
-from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
+from treespec.tree import TreeBatch, Verdict
 from treespec.tree.highest import highest
 from treespec.tree.history import History
 from treespec.tree.transfer import download
-from treespec.vllm.drafts import depth_first
+from treespec.vllm.drafts import depth_first, roots_alone
 from treespec.vllm.heads import ServedHead
 from treespec.vllm.options import Options
 
+EAGER_STEPS = 8
+"""Steps without a draft from which drafters learn all the same, before they rest until the next draft."""
 HEAD_SHARE = 0.05
 """A head's pass is at first expected to take this share of the target's."""
 
@@ -32,7 +34,8 @@ HEAD_SHARE = 0.05
 class ServedRow:
     """What became of one request in a step: the row of its tree there, its verdict, and the tokens that it emitted.
 
-    `text` reads the request's whole text, what was emitted included, for requests that are new or were away.
+    `text` reads the request's whole text, what was emitted included, for requests that are new or were away; it has
+    `length` tokens.
     """
 
     request: str
@@ -40,6 +43,7 @@ class ServedRow:
     verdict: Verdict
     emitted: list[int]
     text: Callable[[], Sequence[int]]
+    length: int
     room: int
     """How many more tokens it may emit."""
 
@@ -48,14 +52,12 @@ class ServedRow:
 class FlatStep(VerifiedStep):
     """A step whose logits are one table over all nodes, float [M, V]; the nodes' flat rows in it, None for all rows."""
 
-    logits: Float[Tensor, "M V"] | None = None
     nodes: Int[Tensor, "M"] | None = None
 
     def top_tokens(self, k: int) -> Int[Tensor, "M k"]:
         """See `VerifiedStep`."""
-        assert self.logits is not None
-        logits = self.logits if self.nodes is None else self.logits[self.nodes]
-        return download(highest(logits, k))[0]
+        logits = self.scores.logits
+        return download(highest(logits if self.nodes is None else logits[self.nodes], k))[0]
 
 
 class Drafting:
@@ -73,15 +75,16 @@ class Drafting:
             share = 0.0 if head is None else HEAD_SHARE
             self.control.begin(CallFacts(self.drafter, share, is_sampling=is_own, is_flat=True))
         self.requests: list[str] = []
+        self._missed: dict[str, list[int]] = {}
+        """By request what it has emitted since the drafter's last update."""
+        self._num_plain, self._is_own = 0, is_own
         nobody = torch.zeros(0, 1, dtype=torch.int64, device="cpu")
         self._history = History(nobody, nobody.bool())
-        # Shares nothing with verification; the same on all ranks.
-        generator = torch.Generator("cpu").manual_seed(seed)
         session = Session(
             history=self._history,
             is_sampling=is_own,  # Trees of drawn children could not be cut to sizes.
             processors=_NO_PROCESSORS,
-            generator=generator,
+            generator=torch.Generator("cpu").manual_seed(seed),  # Shares nothing with verification.
             device=torch.device("cpu"),
             vocab_size=vocab_size,
             row_ids=[],
@@ -92,9 +95,15 @@ class Drafting:
     def update(
         self, rows: Sequence[ServedRow], trees: TreeBatch, logits: Float[Tensor, "M V"], starts: Sequence[int]
     ) -> None:
-        """Learn a step: its trees, one per request of it, and the target's logits, of request i from `starts[i]` on."""
+        """Learn a step: its trees, one per request of it, and the target's logits, of request i from `starts[i]` on.
+
+        Of steps that `skip` has passed over, the requests' tokens are learned now.
+        """
+        self._num_plain = self._num_plain + 1 if trees.max_nodes == 1 else 0
         known = {request: row for row, request in enumerate(self.requests)}
+        missed, self._missed = self._missed, {}
         kept = [row for row in rows if row.request in known]
+        kept = [replace(row, emitted=[*missed.get(row.request, ()), *row.emitted]) for row in kept]
         joined = [row for row in rows if row.request not in known]
         self._keep([known[row.request] for row in kept])
         for number, row in enumerate(kept):
@@ -106,10 +115,28 @@ class Drafting:
             self.drafter.add_rows(len(joined))
         self.requests = [row.request for row in (*kept, *joined)]
 
-    @property
-    def num_unread(self) -> int:
-        """Tokens of all requests that have to be read before a draft."""
-        return 0 if self._head is None else self._head.num_unread
+    def skip(self, rows: Sequence[ServedRow]) -> bool:
+        """Pass over a step if it and `EAGER_STEPS` before it drafted nothing: their texts are kept, for the next draft.
+
+        What requests write that leave before then is not learned. Drafters of the user's own see every step.
+        """
+        if self._num_plain < EAGER_STEPS or self._is_own:
+            return False
+        for row in rows:
+            self._missed.setdefault(row.request, []).extend(row.emitted)
+        return True
+
+    def num_unread(self, rows: Sequence[ServedRow]) -> int:
+        """Tokens of these requests that have to be read before a draft, after a step that was not learned yet."""
+        if self._head is None:
+            return 0
+        unread, missed = dict(zip(self.requests, self._head.unread, strict=True)), self._missed
+        return sum(
+            unread[row.request] + len(missed.get(row.request, ())) + len(row.emitted)
+            if row.request in unread
+            else self._head.unread_of(row.length)
+            for row in rows
+        )
 
     def propose(self, rows: Sequence[ServedRow], tables: np.ndarray | None = None) -> TreeBatch:
         """Trees in depth-first order for the requests of the last `update`, in the order of `rows`.
@@ -119,10 +146,10 @@ class Drafting:
         Args:
             tables: the batch's block tables, by `tree_row`; a head needs them.
         """
+        self._num_plain = 0  # The next step says what became of the draft, verified or not.
         rooms = [row.room - 1 for row in rows]
         if max(rooms) < 1:
-            roots = torch.tensor([[row.emitted[-1]] for row in rows], device="cpu")
-            return TreeBatch(roots, torch.full_like(roots, ROOT_PARENT))
+            return roots_alone([row.emitted[-1] for row in rows])
         number = {request: row for row, request in enumerate(self.requests)}
         if self._head is not None and tables is not None:
             numbers = {row.request: row.tree_row for row in rows}
@@ -185,7 +212,6 @@ def _flat_step(
         verdicts=[row.verdict for row in rows],
         scores=Scores(logits),
         emitted=[row.emitted for row in rows],
-        logits=logits,
         nodes=None if is_all else nodes.to(logits.device),
     )
 

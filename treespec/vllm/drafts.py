@@ -7,18 +7,20 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch
+from treespec.tree import PADDING_PARENT, ROOT_PARENT, TokenTree, TreeBatch
 
 NO_TOKEN = -1
 """What vLLM puts where a list of tokens has ended."""
 
 
 class Draft(NamedTuple):
-    """One request's tree: a row of a batch in depth-first order, and its nodes' tokens, the root's first."""
+    """One request's tree: a row of a batch in depth-first order, its nodes' tokens, the root's first, and how many
+    scratch blocks are kept for it."""
 
     trees: TreeBatch
     row: int
     tokens: list[int]
+    num_blocks: int = 0
 
 
 def depth_first(trees: TreeBatch) -> TreeBatch:
@@ -40,9 +42,18 @@ def depth_first(trees: TreeBatch) -> TreeBatch:
     return replace(trees, **{name: None if part is None else part[rows, order] for name, part in parts.items()})
 
 
-def as_drafts(trees: TreeBatch) -> list[Draft]:
+def as_drafts(trees: TreeBatch, num_blocks: Sequence[int]) -> list[Draft]:
     """The rows of a batch in depth-first order."""
-    return [Draft(trees, row, tree.token_list) for row, tree in enumerate(trees.trees)]
+    return [
+        Draft(trees, row, tree.token_list, number)
+        for row, (tree, number) in enumerate(zip(trees.trees, num_blocks, strict=True))
+    ]
+
+
+def roots_alone(roots: Sequence[int]) -> TreeBatch:
+    """Trees without a draft."""
+    tokens = torch.tensor(roots, device="cpu").unsqueeze(1)
+    return TreeBatch(tokens, torch.full_like(tokens, ROOT_PARENT))
 
 
 def first_chains(trees: TreeBatch, rows: Sequence[bool]) -> TreeBatch:

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from treespec.errors import ConfigError
 from treespec.heads.drafting.unread_features import MAX_COLUMNS, Pairs, UnreadFeatures
 from treespec.heads.eagle3.drafter import Eagle3
-from treespec.heads.eagle3.module import Eagle3Head, Eagle3Output
+from treespec.heads.eagle3.module import Eagle3Head
 from treespec.heads.files.build import build_head
 from treespec.heads.files.checkpoint import read_checkpoint
 from treespec.heads.files.fitting import check_target, fused_layers, shipped_head
@@ -25,6 +25,8 @@ from treespec.vllm.cpu_products import pack_products
 
 MOST_READ = 2048
 """The most tokens before the end that the head reads of a request that joins with a longer text."""
+MOST_WAITING = 512
+"""Tokens whose hidden states wait before they are fused."""
 SHORT = 32
 """A request with more unread tokens is read in passes of its own, as the others would be padded to its length."""
 
@@ -32,8 +34,9 @@ SHORT = 32
 class FeaturePages:
     """The head's features of every position in vLLM's cache, by the cache's own slots.
 
-    They are written with every pass. So they are there for prompts read in chunks, for blocks of the prefix cache, and
-    for requests that come back after a preemption.
+    Every pass leaves its hidden states, which become features when a head reads or when `MOST_WAITING` tokens wait: one
+    product over many tokens costs less. So they are there for prompts read in chunks, for blocks of the prefix cache,
+    and for requests that come back after a preemption.
 
     Attributes:
         tables: int64 [B, columns], the block tables of the drafter's rows.
@@ -44,15 +47,28 @@ class FeaturePages:
         self._features = weight.new_zeros(num_blocks * block_size, weight.shape[0])
         self._block_size, self._head = block_size, head
         self.tables = np.zeros((0, 1), dtype=np.int64)
+        self._waiting: list[tuple[Float[Tensor, "M Y"], np.ndarray]] = []
 
     def write(self, states: Float[Tensor, "M Y"], tables: np.ndarray, positions: np.ndarray) -> None:
         """Keep what the head reads of M tokens, each with its request's block table, int64 [M, columns]."""
+        self._waiting.append((states, self._slots(tables, positions)))
+        if sum(len(slots) for _, slots in self._waiting) >= MOST_WAITING:
+            self._fuse()
+
+    def _fuse(self) -> None:
+        states, slots = zip(*self._waiting, strict=True)
+        self._waiting = []
         with torch.no_grad():
-            features = self._head.fuse(states.to(self._features))
-        self._features[self._as_tensor(self._slots(tables, positions))] = features
+            features = self._head.fuse(torch.cat(states).to(self._features))
+        # A slot may have been written twice, by a request that has left: the last one counts.
+        _, last = np.unique(np.concatenate(slots)[::-1], return_index=True)
+        last = len(features) - 1 - last
+        self._features[self._as_tensor(np.concatenate(slots)[last])] = features[self._as_tensor(last)]
 
     def read(self, rows: Sequence[int], firsts: Sequence[int], ends: Sequence[int]) -> list[Float[Tensor, "M H"]]:
         """Each of these rows' features of all positions from `firsts` up to before `ends`."""
+        if self._waiting:
+            self._fuse()
         counts = [end - first for first, end in zip(firsts, ends, strict=True)]
         positions = np.concatenate([np.arange(*bounds) for bounds in zip(firsts, ends, strict=True)])
         slots = self._slots(self.tables[np.repeat(rows, counts)], positions)
@@ -142,11 +158,15 @@ class ServedHead(Eagle3):
         self._unread.add_rows(num_rows)
 
     @property
-    def num_unread(self) -> int:
-        """Tokens that the next draft reads first, of all rows."""
-        return sum(self._unread.counts)
+    def unread(self) -> list[int]:
+        """Tokens of every row that the next draft reads first."""
+        return self._unread.counts
 
-    def _catch_up(self) -> Eagle3Output:
+    def unread_of(self, length: int) -> int:
+        """The same of a text of this length that joins."""
+        return min(length - 1, MOST_READ)
+
+    def _catch_up(self) -> Float[Tensor, "B 1 H"]:
         counts = self._unread.counts
         if len(counts) > 1:
             for row in np.flatnonzero(np.array(counts) > SHORT).tolist():

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from treespec.tree import TreeBatch, Verdict
-from treespec.vllm.drafts import Draft, scheduled_trees
+from treespec.vllm.drafts import Draft, roots_alone, scheduled_trees
 from treespec.vllm.segments import SegmentPlan, StepTrees, plan_segments
 
 
@@ -19,15 +18,14 @@ from treespec.vllm.segments import SegmentPlan, StepTrees, plan_segments
 class Step:
     """One pass: its trees, their segments, and what came of them.
 
-    `plan` is None where nothing was drafted. `num_prompt`: tokens of chunks of prompts. `num_cut`: trees that became
-    chains. `began`: in seconds of `perf_counter`. `logits` [M, V], of request i from row `starts[i]` on.
+    `plan` is None where nothing was drafted. `num_prompt`: tokens of chunks of prompts. `began`: in seconds of
+    `perf_counter`. `logits` [M, V], of request i from row `starts[i]` on.
     """
 
     trees: TreeBatch
     plan: SegmentPlan | None
     flat: StepTrees
     num_prompt: int
-    num_cut: int = 0
     began: float = 0.0
     verdicts: Sequence[Verdict] = ()
     logits: Tensor | None = None
@@ -40,7 +38,6 @@ def lay_out(
     counts: np.ndarray,
     drafts: Mapping[str, Draft],
     scratch: np.ndarray,
-    num_speculative_tokens: int,
 ) -> Step:
     """The step of vLLM's input batch.
 
@@ -56,7 +53,7 @@ def lay_out(
     positions = batch.num_computed_tokens_cpu[: len(requests)].astype(np.int64) + counts - 1 - num_drafts
     roots = batch.token_ids_cpu[np.arange(len(requests)), positions].tolist()
     is_plain = not num_drafts.any()
-    trees = scheduled_trees([None if is_plain else drafts.get(request) for request in requests], roots, scheduled)
+    trees = roots_alone(roots) if is_plain else scheduled_trees(list(map(drafts.get, requests)), roots, scheduled)
     first_tokens = np.cumsum(counts) - counts
     flat = StepTrees(
         parents=trees.parents.numpy(),
@@ -69,9 +66,4 @@ def lay_out(
     num_prompt = int((counts - 1 - num_drafts).sum())
     if is_plain:
         return Step(trees, None, flat, num_prompt)
-    most_drafts = None if trees.draft_probs is None else num_speculative_tokens
-    plan, sizes = plan_segments(flat, table.get_numpy_array(), table.block_size, scratch, most_drafts)
-    num_cut = int((sizes < trees.num_nodes.numpy()).sum())
-    if num_cut:
-        trees = trees.keep_nodes(torch.arange(trees.max_nodes, device="cpu") < torch.from_numpy(sizes).unsqueeze(1))
-    return Step(trees, plan, flat, num_prompt, num_cut)
+    return Step(trees, plan_segments(flat, table.get_numpy_array(), table.block_size, scratch), flat, num_prompt)

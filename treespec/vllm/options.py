@@ -89,6 +89,11 @@ class Options:
             if "tree" in options:
                 raise ConfigError("give tree or speculative_token_tree, which mean the same, not both")
             options["tree"] = options.pop("speculative_token_tree")
+        if "num_speculative_tokens_per_batch_size" in options:
+            raise ConfigError(
+                "num_speculative_tokens_per_batch_size is not served: tree='auto', the default, chooses the number of "
+                "draft tokens by the batch; leave it out, or give num_speculative_tokens, the most of a request"
+            )
         unknown = sorted(set(options) - set(names))
         if unknown:
             raise ConfigError(f"method 'treespec' does not know {', '.join(unknown)}; it knows {', '.join(names)}")
@@ -106,10 +111,13 @@ class Options:
         if self.tree == AUTO:
             return Control(self.num_speculative_tokens + 1)
         if isinstance(self.tree, int):
-            return BestFirst(check_count("tree", self.tree), child_share=CHILD_SHARE)
+            return BestFirst(_num_nodes(self.tree), child_share=CHILD_SHARE)
         return Paths(self.tree)
 
 
 def _num_nodes(tree: Any) -> int:
     """The nodes of a tree of this size or shape, root included."""
-    return check_count("tree", tree) if isinstance(tree, int) else len(parse_paths(tree)) + 1
+    if isinstance(tree, bool) or (isinstance(tree, int) and tree < 1):
+        forms = "'auto', a positive number of nodes, or rank paths such as [(0,), (1,), (0, 0)]"
+        raise ConfigError(f"tree must be {forms}, got {tree!r}")
+    return tree if isinstance(tree, int) else len(parse_paths(tree)) + 1

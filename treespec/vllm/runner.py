@@ -21,6 +21,7 @@ from treespec.vllm.layout import Step, lay_out
 from treespec.vllm.plugin import options_of
 from treespec.vllm.scheduler import num_scratch_blocks
 from treespec.vllm.scores import Outputs
+from treespec.vllm.segments import scratch_blocks, without_room
 from treespec.vllm.stats import ServingStats
 from treespec.vllm.step import StepVerifier, gather_output
 from treespec.vllm.streams import Streams
@@ -28,19 +29,16 @@ from treespec.vllm.supported import check_backends, check_cache
 
 
 class TreeRunner:
-    """Mixin placed before vLLM's runner in the MRO; has no `__init__`, so that a built runner can take it on.
+    """Mixin placed before vLLM's runner in the MRO. Everything read from `self` but not set in `__init__` is vLLM's."""
 
-    Everything read from `self` but not set in `start_trees` is vLLM's.
-    """
-
-    def start_trees(self: Any) -> None:
-        """Once, when the runner is built."""
-        options, seed = options_of(self.vllm_config), self.model_config.seed or 0
-        self._tree_options = options
-        self._drafting = Drafting(options, self.model_config.get_vocab_size(), seed) if options.head is None else None
+    def __init__(self: Any, vllm_config: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, device)  # pyright: ignore[reportCallIssue]
+        self._tree_options = options_of(self.vllm_config)
         self._head: ServedHead | None = None
-        self._verifier = StepVerifier(options.verification, Streams(seed), self.sampler)
+        streams = Streams(self.model_config.seed or 0)
+        self._verifier = StepVerifier(self._tree_options.verification, streams, self.sampler)
         self._draft_ms = 0.0
+        self._reported: tuple[float, set[str], int] | None = None
         self._drafts: dict[str, Draft] = {}
         self._step: Step | None = None
         self.stats = ServingStats()
@@ -64,21 +62,15 @@ class TreeRunner:
         self._scratch = np.arange(num_blocks - num_scratch, num_blocks)
         if self._head is not None:
             self._head.pages = FeaturePages(num_blocks, self._kernel_block_sizes[0], self._head.head)
-            sizes = self.model_config.get_vocab_size(), self.model_config.seed or 0
-            self._drafting = Drafting(self._tree_options, *sizes, self._head)
+        sizes = self.model_config.get_vocab_size(), self.model_config.seed or 0
+        self._drafting = Drafting(self._tree_options, *sizes, self._head)
 
     def _prepare_inputs(self: Any, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         """vLLM's; then positions and slots of nodes in scratch segments are replaced."""
         began = time.perf_counter()
         result = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # pyright: ignore[reportAttributeAccessIssue]
-        self._step = lay_out(
-            self.input_batch,
-            scheduler_output.scheduled_spec_decode_tokens,
-            np.asarray(num_scheduled_tokens, dtype=np.int64),
-            self._drafts,
-            self._scratch,
-            self._tree_options.num_speculative_tokens,
-        )
+        counts, drafted = num_scheduled_tokens.astype(np.int64), scheduler_output.scheduled_spec_decode_tokens
+        self._step = lay_out(self.input_batch, drafted, counts, self._drafts, self._scratch)
         self._step.began, plan = began, self._step.plan
         if plan is not None and plan.has_segments:
             tokens, positions, slots = (torch.from_numpy(column).to(self.device) for column in plan.moves)
@@ -91,6 +83,7 @@ class TreeRunner:
     def _sample(self: Any, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
         """Verify trees, in place of vLLM's verification of chains."""
         step, batch, metadata = self._step, self.input_batch, spec_decode_metadata
+        batch.generators.clear()  # Seeds have `Streams`; vLLM would set back these after a chunk, which a CPU's cannot.
         requests = [self.requests[request] for request in batch.req_ids[: batch.num_reqs]]
         starts = np.cumsum([0, *(count + 1 for count in metadata.num_draft_tokens)])[:-1].tolist()
         outputs = Outputs(
@@ -123,55 +116,60 @@ class TreeRunner:
         return common_attn_metadata is not None
 
     def propose_draft_token_ids(
-        self: Any,
-        scheduler_output: Any,
-        sampled_token_ids: Any,
-        sampling_metadata: Any,
-        hidden_states: Any,
-        sample_hidden_states: Any,
-        aux_hidden_states: Any,
-        *args: Any,
+        self: Any, output: Any, emitted: Any, sampling: Any, hidden: Any, last_hidden: Any, states: Any, *args: Any
     ) -> list[list[int]]:
         """Learn what became of the step's trees, and draft for the next one."""
         step, began = self._step, time.perf_counter()
-        rows = self._served_rows(step, sampled_token_ids)
-        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        self._forget()
+        rows = self._served_rows(step, emitted)
+        drafts: list[list[int]] = [[] for _ in emitted]
+        self._forget(rows)
         if self._head is not None:
-            self._keep_features(step, aux_hidden_states)
+            self._keep_features(step, states)
         if not rows:
             return drafts
-        self._drafting.update(rows, step.trees, step.logits, step.starts)
         self._learn(step, rows)
-        self._draft(rows, drafts, scheduler_output.num_spec_tokens_to_schedule + 1)
+        self._draft(step, rows, drafts)
         end = time.perf_counter()
         numbers = [row.tree_row for row in rows]
-        self.stats.record(step.trees, step.verdicts, numbers, step.num_cut)
+        self.stats.record(step.trees, step.verdicts, numbers)
         self.stats.pass_ms += 1e3 * (began - step.began)
         self.stats.draft_ms += 1e3 * (end - began)
         step.logits = None
         return drafts
 
     def _learn(self: Any, step: Step, rows: Sequence[ServedRow]) -> None:
-        """Report to the control what became of the step's trees, and the times of a step without chunks of prompts."""
-        control = self._drafting.control
+        """Report to the control what became of the step's trees, and the time since the last report but its draft's.
+
+        That is everything that a step takes, vLLM's scheduler included. It is left out where a prompt was read, and
+        where no request was in both steps, as the engine may have been idle.
+        """
+        control, before = self._drafting.control, self._reported
         if control is None:
             return
-        ms = 1e3 * (time.perf_counter() - step.began) if step.num_prompt == 0 else None
+        now, requests = time.perf_counter(), {row.request for row in rows}
+        self._reported = now, requests, step.num_prompt
+        is_timed = before and before[2] == step.num_prompt == 0 and not requests.isdisjoint(before[1])
         trees = step.trees.select_rows([row.tree_row for row in rows])
         verdicts, emitted = [row.verdict for row in rows], [row.emitted for row in rows]
         assert step.logits is not None, "until the step's drafts are made"
-        control.learn(VerifiedStep(trees, verdicts, Scores(step.logits), emitted), self._draft_ms, ms)
+        verified = VerifiedStep(trees, verdicts, Scores(step.logits), emitted)
+        ms = 1e3 * (now - before[0]) - self._draft_ms if before and is_timed else None
+        control.learn(verified, self._draft_ms, ms)
 
-    def _draft(self: Any, rows: Sequence[ServedRow], drafts: list[list[int]], most_nodes: int) -> None:
+    def _draft(self: Any, step: Step, rows: Sequence[ServedRow], drafts: list[list[int]]) -> None:
         """Fill in the drafts that are predicted to pay."""
-        began, control = time.perf_counter(), self._drafting.control
-        if control is not None:
+        drafting, self._draft_ms = self._drafting, 0.0
+        if drafting.control is not None:
             room = max(row.room for row in rows)
             context = int(self.input_batch.num_tokens_no_spec[: self.input_batch.num_reqs].max())
-            if not control.choose(len(rows), context, room if room > 1 else 0, self._drafting.num_unread):
+            unread = drafting.num_unread(rows)
+            if not drafting.control.choose(len(rows), context, room if room > 1 else 0, unread):
+                if step.plan is not None or not drafting.skip(rows):
+                    drafting.update(rows, step.trees, step.logits, step.starts)
                 return
-        for row, draft in zip(rows, as_drafts(self._trees_for(rows, most_nodes)), strict=True):
+        began = time.perf_counter()
+        drafting.update(rows, step.trees, step.logits, step.starts)
+        for row, draft in zip(rows, as_drafts(*self._trees_for(rows)), strict=True):
             self._drafts[row.request] = draft
             drafts[row.tree_row] = draft.tokens[1:]
         self._draft_ms = 1e3 * (time.perf_counter() - began)
@@ -191,12 +189,14 @@ class TreeRunner:
                     verdict=step.verdicts[number],
                     emitted=list(tokens),
                     text=lambda number=number, length=length: batch.token_ids_cpu[number, :length].tolist(),
+                    length=length,
                     room=min(most - len(request.output_token_ids), self.max_model_len - length),
                 )
             )
         return rows
 
-    def _trees_for(self: Any, rows: Sequence[ServedRow], most_nodes: int) -> TreeBatch:
+    def _trees_for(self: Any, rows: Sequence[ServedRow]) -> tuple[TreeBatch, list[int]]:
+        """Trees that find their scratch blocks, and how many each of them takes."""
         tables = self.input_batch.block_table[0].get_numpy_array()
         trees = self._drafting.propose(rows, tables)
         params = [self.requests[row.request].sampling_params for row in rows]
@@ -205,7 +205,21 @@ class TreeRunner:
             trees = first_chains(trees, has_grammar)
         if self._drafting.control is not None:
             trees = self._drafting.control.trim(trees)
-        return first_nodes(trees, most_nodes)
+        trees = first_nodes(trees, self._tree_options.num_speculative_tokens + 1)
+        needed = self._needed_blocks(trees, rows)
+        is_cut = without_room(needed, len(self._scratch) - sum(draft.num_blocks for draft in self._drafts.values()))
+        if is_cut.any():
+            trees, needed = first_chains(trees, is_cut.tolist()), np.where(is_cut, 0, needed)
+            self.stats.num_cut += int(is_cut.sum())
+        return trees, needed.tolist()
+
+    def _needed_blocks(self: Any, trees: TreeBatch, rows: Sequence[ServedRow]) -> np.ndarray:
+        """Scratch blocks by row; of sampled children what the worst shape takes, see `without_room`."""
+        size, most = self.input_batch.block_table[0].block_size, self._tree_options.num_speculative_tokens
+        if trees.draft_probs is not None:
+            return np.where(trees.num_nodes.numpy() > 1, most * (most // size + 2), 0)
+        positions = self.input_batch.num_tokens_no_spec[[row.tree_row for row in rows]].astype(np.int64) - 1
+        return scratch_blocks(trees.parents.numpy(), trees.depths.numpy(), positions, size)
 
     def _keep_features(self: Any, step: Step, states: Sequence[Tensor]) -> None:
         """Write what the head reads of all tokens of the step that stay in the texts."""
@@ -216,7 +230,8 @@ class TreeRunner:
         tables = self.input_batch.block_table[0].get_numpy_array()[rows]
         self._head.pages.write(chosen, tables, positions)
 
-    def _forget(self: Any) -> None:
-        """Drop what belongs to requests that have left."""
-        self._drafts = {name: draft for name, draft in self._drafts.items() if name in self.requests}
+    def _forget(self: Any, rows: Sequence[ServedRow]) -> None:
+        """Drop what belongs to requests that have left, and drafts that were verified."""
+        gone = (self._drafts.keys() - self.requests.keys()) | {row.request for row in rows}
+        self._drafts = {name: draft for name, draft in self._drafts.items() if name not in gone}
         self._verifier.streams.keep(self.requests)

@@ -21,6 +21,9 @@ class TreeScheduler(Scheduler):
         num_blocks = kv_cache_config.num_blocks
         kept = replace(kv_cache_config, num_blocks=num_blocks - num_scratch_blocks(vllm_config, num_blocks))
         super().__init__(vllm_config=vllm_config, kv_cache_config=kept, **kwargs)
+        if self.dynamic_sd_lookup is None:
+            # Otherwise requests that join with one token are padded to full drafts, for the sake of full CUDA graphs.
+            self.dynamic_sd_lookup = [self.num_spec_tokens] * (vllm_config.scheduler_config.max_num_seqs + 1)
 
 
 def num_scratch_blocks(config: VllmConfig, num_blocks: int) -> int:

@@ -10,7 +10,7 @@ Axis letters: J segments, X scratch blocks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int
@@ -118,30 +118,31 @@ class _Segments:
     block_starts: Ids
 
 
-def plan_segments(
-    trees: StepTrees, block_table: Ids, block_size: int, free: Ids, most_drafts: int | None = None
-) -> tuple[SegmentPlan, Ids]:
-    """The plan, and how many nodes of each tree it keeps, int64 [B].
+def scratch_blocks(parents: Ids, depths: Ids, positions: Ids, block_size: int) -> Ids:
+    """The scratch blocks that each tree will take when its root is at `positions` [B], int64 [B]; see `StepTrees`."""
+    nothing = np.zeros_like(positions)
+    _, segments = _cut(StepTrees(parents, depths, nothing, nothing, positions, nothing), block_size)
+    return np.bincount(segments.rows, segments.num_blocks, len(parents)).astype(np.int64)
 
-    Trees for which too few scratch blocks are `free` [X] are cut to their first segment, a chain. `block_table`
-    [B, columns] holds the requests' own blocks.
 
-    Which trees are cut may depend on their shapes only where all children were selected. With sampled children, whose
-    tokens decide the shapes, give the number of tokens that any request may draft: each then needs the blocks of the
-    worst shape.
+def without_room(needed: Int[Ids, "B"], num_free: int) -> np.ndarray:
+    """Which trees have to become chains, bool [B]: as few as possible, so that all others find their scratch blocks.
+
+    The choice may depend on the trees' shapes only where all children were selected. With sampled children, whose
+    tokens decide the shapes, `needed` has to be what the worst shape takes.
     """
+    order = np.argsort(needed, kind="stable")
+    is_cut = np.empty(len(needed), dtype=bool)
+    is_cut[order] = (np.cumsum(needed[order]) > num_free) & (needed[order] > 0)
+    return is_cut
+
+
+def plan_segments(trees: StepTrees, block_table: Ids, block_size: int, free: Ids) -> SegmentPlan:
+    """The plan. `block_table` [B, columns] holds the requests' own blocks, `free` [X] are scratch blocks, enough of
+    them: see `scratch_blocks`."""
     nodes, segments = _cut(trees, block_size)
-    needed = np.bincount(segments.rows, segments.num_blocks, len(trees.parents)).astype(np.int64)
-    if most_drafts is not None:
-        needed = np.where(trees.num_drafts > 0, most_drafts * (most_drafts // block_size + 2), 0)
-    is_cut = (np.cumsum(needed) > len(free)) & (needed > 0)
-    if is_cut.any():
-        columns = np.arange(trees.parents.shape[1])
-        is_first = np.logical_and.accumulate(trees.parents == columns - 1, axis=1)
-        parents = np.where(is_cut[:, None] & ~is_first, PADDING_PARENT, trees.parents)
-        trees = replace(trees, parents=parents)
-        nodes, segments = _cut(trees, block_size)
-    return _plan(trees, nodes, segments, block_table, free), (trees.parents != PADDING_PARENT).sum(1)
+    assert segments.num_blocks.sum() <= len(free), "trees are cut before they are drafts"
+    return _plan(trees, nodes, segments, block_table, free)
 
 
 def ranges(counts: Ids) -> Ids:

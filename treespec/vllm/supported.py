@@ -2,51 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
-from collections.abc import Iterable
+import logging
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.version import __version__ as VERSION
 
 from treespec.errors import UnsupportedModeError
 
 VERSIONS = ("0.32", "0.33")
-TOUCHED = {
-    "_prepare_inputs": ["self", "scheduler_output", "num_scheduled_tokens"],
-    "_sample": ["self", "logits", "spec_decode_metadata"],
-    "_input_fits_in_drafter": ["self", "common_attn_metadata"],
-    "initialize_kv_cache": ["self", "kv_cache_config", "is_profiling", "kv_cache_allocation_context"],
-    "propose_draft_token_ids": [
-        "self",
-        "scheduler_output",
-        "sampled_token_ids",
-        "sampling_metadata",
-        "hidden_states",
-        "sample_hidden_states",
-        "aux_hidden_states",
-        "spec_decode_metadata",
-        "common_attn_metadata",
-        "slot_mappings",
-    ],
-}
-"""Methods of vLLM's V1 model runner that are overridden, with their parameters."""
+KV_UPDATE = "vllm::unified_kv_cache_update"
+TOUCHED: Mapping[str, Sequence[str]] = tomllib.loads(Path(__file__).with_name("touched.toml").read_text())
+"""Every name of vLLM that is relied on and that vLLM does not document."""
+logger = logging.getLogger("vllm.treespec")
 
 
-def check_version(version: str = VERSION, runner: Any = GPUModelRunner) -> None:
-    """Raises `UnsupportedModeError`: another vLLM, or one whose touched methods are not the known ones."""
-    if not version.startswith(tuple(f"{known}." for known in VERSIONS)):
-        known = " and ".join(VERSIONS)
-        raise UnsupportedModeError(f"treespec serves vLLM {known}, this is {version}: install one of these")
-    for name, parameters in TOUCHED.items():
-        method = getattr(runner, name, None)
-        found = None if method is None else list(inspect.signature(method).parameters)
-        if found != parameters:
-            raise UnsupportedModeError(
-                f"this vLLM {version} has {name}({', '.join(found or ['missing'])}), treespec knows "
-                f"({', '.join(parameters)}): install an unmodified vLLM {' or '.join(VERSIONS)}"
-            )
+def check_version(version: str = VERSION, table: Mapping[str, Sequence[str]] = TOUCHED) -> None:
+    """Warns of a vLLM that was never tried. Raises `UnsupportedModeError`: it has not what the table says."""
+    known = " and ".join(VERSIONS)
+    if not version.startswith(tuple(f"{number}." for number in VERSIONS)):
+        logger.warning("treespec was tried with vLLM %s, this is %s: its output was never compared", known, version)
+    if lacking := missing(table):
+        raise UnsupportedModeError(
+            f"this vLLM {version} lacks, or has with other parameters, what treespec relies on: {', '.join(lacking)}; "
+            f"install an unmodified vLLM {VERSIONS[0]} or {VERSIONS[1]}"
+        )
 
 
 def check_config(config: VllmConfig) -> None:
@@ -62,7 +49,13 @@ def check_config(config: VllmConfig) -> None:
         "models with M-RoPE": model.uses_mrope,
         "encoder-decoder models": model.is_encoder_decoder,
         "models with multi-head latent attention (MLA)": model.use_mla,
+        "models with recurrent layers (Mamba, gated delta nets), whose states follow chains only": model.is_hybrid,
+        "chunked local attention (Llama 4)": model.attention_chunk_size is not None,
+        "reference sliding window attention": model.rswa_window is not None,
+        "fast prefill of shared caches: leave kv_sharing_fast_prefill out": config.cache_config.kv_sharing_fast_prefill,
         "full CUDA graphs: set cudagraph_mode to PIECEWISE": compilation.cudagraph_mode.has_full_cudagraphs(),
+        f"CUDA graphs that contain the writing of keys and values, which segments change: leave out splitting_ops and "
+        f"use_inductor_graph_partition, or name {KV_UPDATE} in splitting_ops": _captures_cache(compilation),
         "processed logprobs: set logprobs_mode to raw_logprobs": model.logprobs_mode.startswith("processed"),
         "asynchronous scheduling: leave it out": bool(config.scheduler_config.async_scheduling),
     }
@@ -73,17 +66,21 @@ def check_config(config: VllmConfig) -> None:
 def check_cache(kv_cache_config: Any, kernel_block_sizes: list[int]) -> int:
     """The size of a block. Raises `UnsupportedModeError`: a cache of several groups, or of split blocks."""
     groups = kv_cache_config.kv_cache_groups
-    refuse(len(groups) != 1, "models with several groups of KV caches (hybrid and state-space models)")
+    hint = "where layers have windows set disable_hybrid_kv_cache_manager=True (--disable-hybrid-kv-cache-manager)"
+    refuse(len(groups) != 1, f"several groups of KV caches: {hint}")
     size = groups[0].kv_cache_spec.block_size
     refuse(kernel_block_sizes != [size], f"blocks of {size} that the attention kernel splits into {kernel_block_sizes}")
     return size
 
 
 def check_backends(backends: Iterable[Any]) -> None:
-    """Raises `UnsupportedModeError`: an attention backend that knows no segments, which would read trees as chains."""
+    """Raises `UnsupportedModeError`: an attention backend that knows no segments, which would read trees as chains.
+
+    Backends that vLLM derives from ours (chunks, sinks) rearrange the requests before segments do.
+    """
     for backend in backends:
-        is_other = not getattr(backend, "has_segments", False)
-        refuse(is_other, f"attention backend {backend.get_name()}: set it to FLASH_ATTN or TRITON_ATTN on CUDA")
+        name = f"{backend.get_name()} ({backend.__name__})"
+        refuse("has_segments" not in vars(backend), f"attention {name}: set it to FLASH_ATTN or TRITON_ATTN on CUDA")
 
 
 def check_params(params: Any) -> None:
@@ -98,6 +95,46 @@ def refuse(is_refused: bool, what: str) -> None:
         raise UnsupportedModeError(f"treespec's trees do not serve {what}, or leave speculative_config out")
 
 
+def _captures_cache(compilation: Any) -> bool:
+    """Whether graphs may contain `do_kv_cache_update`: they would replay the step that they were captured in."""
+    has_op = KV_UPDATE in (compilation.splitting_ops or ())
+    is_partitioned = compilation.use_inductor_graph_partition
+    return compilation.cudagraph_mode.has_piecewise_cudagraphs() and bool(is_partitioned or not has_op)
+
+
 def _is_context_parallel(parallel: Any) -> bool:
     names = ("decode_context_parallel_size", "prefill_context_parallel_size")
     return any(getattr(parallel, name, 1) > 1 for name in names)
+
+
+def missing(table: Mapping[str, Sequence[str]] = TOUCHED) -> list[str]:
+    """What of the table the installed vLLM has not, or has with other parameters, in words."""
+    found = []
+    for path, names in table.items():
+        module, _, owner_name = path.partition(":")
+        try:
+            owner: Any = importlib.import_module(module)
+            owner = getattr(owner, owner_name) if owner_name else owner
+        except (ImportError, AttributeError):
+            found.append(path)
+            continue
+        found += [f"{path}.{name}" for name in names if not _has(owner, *name.rstrip(")").split("("))]
+    return found
+
+
+def _has(owner: Any, name: str, parameters: str | None = None) -> bool:
+    value = getattr(owner, name, None)
+    if parameters is not None:
+        return callable(value) and ",".join(inspect.signature(value).parameters) == parameters
+    if value is not None or name in vars(owner):
+        return True
+    bases = owner.__mro__[:-1] if inspect.isclass(owner) else ()
+    return any(re.search(rf"(self\.|^    ){name}\b", _source(base), re.MULTILINE) for base in bases)
+
+
+@functools.cache
+def _source(base: type) -> str:
+    try:
+        return inspect.getsource(base)
+    except (OSError, TypeError):  # Classes that were made without a source.
+        return ""

@@ -8,6 +8,7 @@ from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.attention.selector import _cached_get_attn_backend
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
 from treespec.errors import ConfigError
@@ -34,15 +35,17 @@ def check_classes(config: VllmConfig) -> None:
 
 
 class WithTrees:
-    """Mixin placed before vLLM's worker in the MRO."""
+    """Mixin placed before vLLM's worker in the MRO; the worker itself makes a runner with trees."""
 
     backends: ClassVar[dict[str, str]]
     """Ours by vLLM's names."""
+    runner: ClassVar[type]
     vllm_config: Any
     model_runner: Any
+    device: Any
 
     def init_device(self) -> None:
-        """vLLM's; then the built runner has trees. Raises `TreespecError`: see the checks."""
+        """vLLM's, with the segments' backends. Raises `TreespecError`: see the checks."""
         check_version()
         check_classes(self.vllm_config)
         check_config(self.vllm_config)
@@ -50,13 +53,19 @@ class WithTrees:
             register_backend(AttentionBackendEnum[name], path)
         _cached_get_attn_backend.cache_clear()  # An engine without trees may have been built in this process.
         super().init_device()  # pyright: ignore[reportAttributeAccessIssue]
-        runner = self.model_runner
-        runner.__class__ = type("TreeModelRunner", (TreeRunner, type(runner)), {})
-        runner.start_trees()
+        if not isinstance(self.model_runner, TreeRunner):  # vLLM's worker on CPUs does not ask for it.
+            self.model_runner = self._make_model_runner()
+
+    def _make_model_runner(self) -> Any:
+        return self.runner(self.vllm_config, self.device)
 
     def tree_stats(self) -> dict[str, float]:
         """What the trees did so far, for `collective_rpc`."""
         return self.model_runner.stats.as_dict()
+
+
+class TreeModelRunner(TreeRunner, GPUModelRunner):
+    """vLLM's runner on CUDA with trees."""
 
 
 class TreeWorker(WithTrees, Worker):
@@ -66,17 +75,23 @@ class TreeWorker(WithTrees, Worker):
         "FLASH_ATTN": "treespec.vllm.cuda_attention.SegmentFlashBackend",
         "TRITON_ATTN": "treespec.vllm.cuda_attention.SegmentTritonBackend",
     }
+    runner = TreeModelRunner
 
 
 if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
     from vllm.v1.worker.cpu_worker import CPUWorker
 
     from treespec.vllm.cpu_lora import keep_base_rows
+
+    class TreeCPUModelRunner(TreeRunner, CPUModelRunner):
+        """vLLM's runner on a CPU with trees."""
 
     class TreeCPUWorker(WithTrees, CPUWorker):
         """The worker on a CPU."""
 
         backends: ClassVar = {"CPU_ATTN": "treespec.vllm.cpu_attention.SegmentCPUBackend"}
+        runner = TreeCPUModelRunner
 
         def load_model(self, *args: Any, **kwargs: Any) -> None:
             super().load_model(*args, **kwargs)

@@ -45,6 +45,9 @@ def run_part(folder: Path, number: int, seed: int) -> dict[str, Any]:
         "identical": sum(is_right(*pair) for pair in pairs),
         "preemptions": int(answers["trees"]["metrics"]["vllm:num_preemptions"]),
         "trees": int(answers["trees"]["stats"]["num_trees"]),
+        "cut": int(answers["trees"]["stats"]["num_cut"]),
+        "drafted": int(answers["trees"]["metrics"]["vllm:spec_decode_num_draft_tokens"]),
+        "verified": int(answers["trees"]["stats"]["num_draft_tokens"]),
         "left": found,
     }
 

@@ -31,6 +31,22 @@ def tiny_llama(folder: Path, vocab: int, seed: int = 3) -> Any:
     return model
 
 
+def tiny_gemma3(folder: Path, vocab: int) -> Any:
+    """A random model of two layers with a window of eight tokens and one without, written to `folder`."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(3)
+    layers = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = Gemma3TextConfig(
+        vocab_size=vocab, hidden_size=64, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, initializer_range=0.12, max_position_embeddings=128, sliding_window=8,
+        layer_types=layers, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    model = Gemma3ForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
 def tiny_smollm2(folder: Path) -> Path:
     """A tiny random model with the vocabulary and the tokenizer of SmolLM2; its folder."""
     if not (folder / "config.json").exists():

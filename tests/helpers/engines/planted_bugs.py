@@ -101,7 +101,7 @@ def _change_plan(change: Callable[[Any], Any]) -> None:
     plan_segments = layout.plan_segments
 
     def plan(*args: Any) -> Any:
-        found, sizes = plan_segments(*args)
-        return change(found) if found.has_segments else found, sizes
+        found = plan_segments(*args)
+        return change(found) if found.has_segments else found
 
     layout.plan_segments = plan

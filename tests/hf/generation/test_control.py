@@ -107,7 +107,7 @@ def test_a_seed_repeats_whatever_the_clock_says(target, draft, monkeypatch):
 class EveryStep(StepControl):
     """A control of one's own: a tree of 8 in every step."""
 
-    max_nodes, needs_pass_times = 8, False
+    max_nodes = 8
     current, choice = BestFirst(8), Choice("tree of 8", "always", {})
 
     def __init__(self, tokens_per_ms):

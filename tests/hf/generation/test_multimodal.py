@@ -207,8 +207,7 @@ def test_layers_that_attend_to_images_alone_are_refused_by_name():
 
 
 @pytest.mark.parametrize("kind", WITH_STATES, ids=str)
-@pytest.mark.filterwarnings("ignore:.*by chains:treespec.TreespecWarning")
-def test_models_with_states_read_images_once_and_decode_by_chains(kind):
+def test_models_with_states_read_images_once_and_decode_by_trees(kind):
     """Text alone, a padded batch of several images, none and one, and images early in the prompt."""
     model, speculation = build(kind), lookups()
     for inputs in (prompts(kind, [0]), prompts(kind, [2, 0, 1]), prompts(kind, [1], length=3)):
@@ -216,12 +215,11 @@ def test_models_with_states_read_images_once_and_decode_by_chains(kind):
         for each in (speculation, speculation, TreeSpeculation(model, tree=4)):
             assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=each), plain)
             assert each.stats.num_draft_tokens > 0
-    assert make_scorer(model).capability == Capability.CHAIN
+    assert make_scorer(model).capability == Capability.TREE
     inputs["pixel_values"] = inputs["pixel_values"].flip(-1)
     assert not torch.equal(model.generate(**inputs, **OPTIONS), plain)
 
 
-@pytest.mark.filterwarnings("ignore:.*by chains:treespec.TreespecWarning")
 def test_a_model_with_states_takes_no_prompt_that_ends_in_an_image():
     kind = BY_NAME["lfm2_vl"]
     model, inputs = build(kind), prompts(kind, [1])

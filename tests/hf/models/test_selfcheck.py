@@ -142,9 +142,15 @@ def test_temperatures_and_static_caches_go_together():
     assert Game(model, make_scorer(model, max_cache_len=128), [RAGGED_LENGTHS[0]]).play(4, max_nodes=4) <= 1e-4
 
 
-def test_recurrent_models_get_their_own_scorer():
-    with pytest.warns(TreespecWarning, match="lfm2"):
-        scorer = make_scorer(build("lfm2"))
+def test_recurrent_models_that_fail_get_snapshots(monkeypatch):
+    """The planted bug: a tree pass that takes all nodes before a node for its ancestors."""
+
+    def causal(parents):
+        return torch.ones(parents.shape[1], parents.shape[1], dtype=torch.bool).tril().expand(len(parents), -1, -1)
+
+    monkeypatch.setattr("treespec.hf.recurrent.nodes.ancestor_mask", causal)
+    with pytest.warns(TreespecWarning, match="bamba.*by chains because.*tree logits differ"):
+        scorer = make_scorer(build("bamba"))
     assert isinstance(scorer, RecurrentScorer)
     assert scorer.max_positions is None
 
@@ -152,8 +158,8 @@ def test_recurrent_models_get_their_own_scorer():
 class TestOnce:
     def count(self, monkeypatch):
         calls = []
-        right = selfcheck.self_check
-        monkeypatch.setattr(selfcheck, "self_check", lambda *args: calls.append(args) or right(*args))
+        right = selfcheck._check
+        monkeypatch.setattr(selfcheck, "_check", lambda *args: calls.append(args) or right(*args))
         return calls
 
     def test_per_model_dtype_and_attention(self, monkeypatch):

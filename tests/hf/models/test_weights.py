@@ -12,8 +12,9 @@ import treespec
 from treespec import TokenRecycling, TreeSpeculation
 from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf.introspect import CACHE_NAME, cache_in, model_facts
-from treespec.hf.models import capability, pass_times
+from treespec.hf.models import capability
 from treespec.hf.models.capability import detect
+from treespec.hf.models.machine_key import machine_key
 from treespec.protocols import Capability
 
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
@@ -118,10 +119,10 @@ def test_empty_weights_are_refused_and_served_when_loaded(last, tmp_path, inputs
 def test_a_model_that_is_quantised_in_place_is_checked_again(inputs):
     model = tiny_llama()
     assert identical(model, inputs).num_draft_tokens > 0
-    key = pass_times.machine_key(model_facts(model))
+    key = machine_key(model_facts(model))
     torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8, inplace=True)
     assert identical(model, inputs).num_draft_tokens == 0
-    assert pass_times.machine_key(model_facts(model)) != key
+    assert machine_key(model_facts(model)) != key
 
 
 @pytest.mark.filterwarnings("ignore")

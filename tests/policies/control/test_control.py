@@ -30,7 +30,7 @@ class World:
         self.ms = self.tokens = 0.0
         self.is_sampling, self.generator = False, torch.Generator()
         self.names, self.sizes = [], []
-        control.begin(CallFacts(self, draft_share=share, pass_ms=profile))
+        control.begin(CallFacts(self, draft_share=share))
 
     def step(self, slowdown=1.0):
         draft_ms, control = 0.0, self.control
@@ -95,11 +95,15 @@ def test_flat_passes_get_trees_and_steep_ones_chains_or_nothing():
     flat = World(Control()).run(80)
     assert best_name(flat).startswith("tree")
     assert np.mean(flat.sizes[-40:]) > 8
-    steep = World(Control(), profile=STEEP).run(80)
+    steep = World(Control(pass_ms=STEEP), profile=STEEP).run(80)
     assert np.mean(steep.sizes[-40:]) < 2.5
     plain_ms = 30.0
     assert flat.ms / flat.tokens < 0.5 * plain_ms
     assert steep.ms / steep.tokens < 1.05 * plain_ms
+    unmeasured = World(Control(), profile=STEEP).run(80)
+    ms, tokens = unmeasured.ms, unmeasured.tokens
+    unmeasured.run(80)
+    assert unmeasured.ms - ms < 1.05 * plain_ms * (unmeasured.tokens - tokens), "steps correct the guess"
 
 
 @pytest.mark.parametrize("level_ms", [pytest.param(0.0, marks=pytest.mark.slow), 12.0])
@@ -129,13 +133,13 @@ def test_random_drafts_cost_little(claimed):
 def test_a_new_call_begins_with_a_prediction():
     control = Control()
     world = World(control, right=RANDOM, level_ms=4.0, share=0.13).run(100)
-    control.begin(CallFacts(world, draft_share=0.13, pass_ms=FLAT))
+    control.begin(CallFacts(world, draft_share=0.13))
     world.step()
     assert control.choice.reason != "no step yet"
 
 
 def test_an_outlier_does_not_move_the_choice():
-    calm, shaken = World(Control()), World(Control())
+    calm, shaken = World(Control(pass_ms=FLAT)), World(Control(pass_ms=FLAT))
     for number in range(120):
         calm.step()
         shaken.step(slowdown=20.0 if number % 30 == 29 else 1.0)
@@ -166,9 +170,10 @@ def test_limits_on_nodes_and_on_latency():
     quick = World(Control(max_latency_ms=34.5)).run(60)
     assert max(quick.sizes) <= 12
     assert max(quick.sizes) > 1
-    none = World(Control(max_latency_ms=5.0)).run(5)
-    assert set(none.names) == {"plain"}
-    assert "max_latency_ms" in none.control.choice.reason
+    for options in ({}, {"pass_ms": FLAT}, {"is_timed": False}):
+        none = World(Control(max_latency_ms=5.0, **options)).run(5)
+        assert set(none.names) == {"plain"}
+        assert "max_latency_ms" in none.control.choice.reason
     assert set(World(Control(max_nodes=1)).run(3).names) == {"plain"}
     assert {name.split()[0] for name in World(Control(max_nodes=2)).run(9).names} <= {"plain", "chain"}
 
@@ -176,7 +181,7 @@ def test_limits_on_nodes_and_on_latency():
 def test_chains_only():
     control = Control()
     world = World(control)
-    control.begin(CallFacts(world, pass_ms=FLAT, is_chain_only=True))
+    control.begin(CallFacts(world, is_chain_only=True))
     assert {name.split()[0] for name in world.run(30).names} == {"chain"}
 
 
@@ -193,7 +198,7 @@ def test_short_texts_whose_prompt_must_be_read_first_are_not_worth_it(reading):
     control = Control()
     world = World(control, right=(0.3, 0.0, 0.0), claimed=(0.3, 0.0, 0.0), rows=8, reading=reading)
     for _ in range(20):
-        control.begin(CallFacts(world, draft_share=0.03, pass_ms=FLAT))
+        control.begin(CallFacts(world, draft_share=0.03))
         world.num_unread = 100
         for number in range(40):
             world.room = 40 - number
@@ -206,15 +211,15 @@ def test_short_texts_whose_prompt_must_be_read_first_are_not_worth_it(reading):
 def test_what_was_learned_stays_with_its_drafter():
     control = Control()
     world = World(control, right=RANDOM, level_ms=4.0).run(40)
-    control.begin(CallFacts(world, draft_share=0.03, pass_ms=FLAT))
+    control.begin(CallFacts(world, draft_share=0.03))
     assert not control.choose(1, 100)
-    control.begin(CallFacts("another drafter", draft_share=0.03, pass_ms=FLAT))
+    control.begin(CallFacts("another drafter", draft_share=0.03))
     assert control.choose(1, 100)
 
 
 def test_a_repeatable_call_chooses_by_nothing_but_its_own_texts():
     control = Control()
-    repeatable = CallFacts("drafter", draft_share=0.03, pass_ms=FLAT, is_sampling=True, is_repeatable=True)
+    repeatable = CallFacts("drafter", draft_share=0.03, is_sampling=True, is_repeatable=True)
     runs = []
     for seed in range(3):
         world = World(control, seed=1)

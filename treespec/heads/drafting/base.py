@@ -3,7 +3,7 @@ its logits propose."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -13,18 +13,18 @@ from treespec.checks import AUTO, check_count
 from treespec.drafters.base import SessionSource, path_probs, policy_of_call
 from treespec.errors import ConfigError, LogitsError, VocabularyMismatchError
 from treespec.heads.drafting.unread_features import UnreadFeatures
-from treespec.heads.modules.base import DraftHead
+from treespec.heads.modules.base import StateReader
 from treespec.heads.modules.kv_cache import DraftingCache
 from treespec.policies import BestFirst, Chain, Paths
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 from treespec.sampling import NoProcessors
 from treespec.tree import SELECTED, TreeBatch
 
-Head = TypeVar("Head", bound=DraftHead[Any])
+Head = TypeVar("Head", bound=StateReader)
 
 
 class HeadDrafter(SessionSource, ABC, Generic[Head]):
-    """Everything of `Eagle3` and `DFlash` except their passes.
+    """Everything of `Eagle3`, `Mtp` and `DFlash` except their passes.
 
     Sampled children are drawn from the exact distribution that is stored: the softmax of the head's logits after the
     caller's processors, zero outside the draft vocabulary.
@@ -66,7 +66,7 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
                 f"the head is for a vocabulary of {head.config.vocab_size} tokens, the target has {session.vocab_size}"
             )
         self._session = session
-        self._keys = DraftingCache(head.config.layer, head.config.num_layers, session.history.num_rows, head.embedding)
+        self._keys = DraftingCache(session.history.num_rows, head.target_ids.device)
         self._unread = UnreadFeatures(session, self.hidden_layers)
 
     def update(self, step: VerifiedStep) -> None:

@@ -1,6 +1,6 @@
 """Folders of a draft head's files, read and checked; a module's weights by the files' names."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,13 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def read_finite_tensors(path: Path) -> dict[str, Tensor]:
-    """A file's tensors, on the CPU. Raises `CheckpointError`: damaged, or a weight is not a finite float."""
+def read_finite_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+    """A file's tensors, or those of these names, on the CPU.
+
+    Raises `CheckpointError`: damaged, or a weight is not a finite float.
+    """
     with open_tensors(path) as file:
-        tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
+        tensors = {name: file.get_tensor(name) for name in sorted(file.keys() if names is None else names)}
     others = [
         f"{name} ({tensor.dtype})"
         for name, tensor in tensors.items()

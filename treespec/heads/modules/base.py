@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
@@ -31,7 +31,19 @@ class HeadConfig(ABC):
 Config = TypeVar("Config", bound=HeadConfig)
 
 
-class DraftHead(nn.Module, Generic[Config]):
+class StateReader(nn.Module):
+    """What drafters need to know of any module that drafts from hidden states of the target.
+
+    Attributes:
+        config: with `vocab_size`, the target's, and `num_features`, the number of states that are read.
+        target_ids: int64 [W], the target's id of every draft id.
+    """
+
+    config: Any
+    target_ids: Tensor
+
+
+class DraftHead(StateReader, Generic[Config]):
     """A head as a module, for drafting and for training; subclasses build its layers.
 
     Args:
@@ -40,12 +52,11 @@ class DraftHead(nn.Module, Generic[Config]):
     """
 
     embedding: Tensor
-    target_ids: Tensor
 
     def __init__(self, config: Config, embedding: Tensor, target_ids: Tensor, layers: Sequence[nn.Module]) -> None:
         super().__init__()
         layer = config.layer
-        self.config: Config = config
+        self.config: Config = config  # pyright: ignore[reportIncompatibleVariableOverride]
         self.fc = nn.Linear(config.num_features * config.target_hidden_size, layer.hidden_size, bias=False)
         self.layers = nn.ModuleList(layers)
         self.norm = layer.norm()

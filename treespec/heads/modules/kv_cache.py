@@ -1,6 +1,6 @@
 """Key-value caches of draft heads: one for drafting, one for training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Self
 
@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from treespec.heads.modules.layers import LayerConfig
 from treespec.tree.transfer import upload
 
 FIRST_SLOTS = 256
@@ -18,26 +17,23 @@ class DraftingCache:
     """A `KeyValueCache` whose rows fill their slots from the front, each at its own pace, without holes.
 
     Pending nodes are after the longest row until `drop_pending`; keys never move. Before each pass, `begin_commit` or
-    `begin_pending` says where its keys go.
+    `begin_pending` says where its keys go. The first pass says what a layer's keys and values are like.
+
+    Axis letters: e the size of a value (d is a key's).
 
     Attributes:
         lengths: committed slots per row.
     """
 
-    def __init__(self, layer: LayerConfig, num_layers: int, num_rows: int, like: Shaped[Tensor, "..."]) -> None:
-        """like: any tensor of the dtype and device that the keys have."""
-        shape = (num_rows, layer.num_key_heads, FIRST_SLOTS, layer.head_dim)
-        # Zeros, not empty: masked values are multiplied by zero, which NaN would survive.
-        self._buffers = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(num_layers)]
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self.device = device
+        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._capacity = FIRST_SLOTS
         self.lengths = [0] * num_rows
         self._num_pending = 0
         self._end = 0
         self._start: int | None = None
         self._scattered: tuple[Int[Tensor, "M"], Int[Tensor, "M"], Int[Tensor, "M"]] | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return self._buffers[0][0].device
 
     @property
     def num_committed(self) -> int:
@@ -80,9 +76,11 @@ class DraftingCache:
         self._num_pending = 0
 
     def extend(
-        self, layer: int, keys: Float[Tensor, "B G F d"], values: Float[Tensor, "B G F d"]
-    ) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G S d"]]:
+        self, layer: int, keys: Float[Tensor, "B G F d"], values: Float[Tensor, "B G F e"]
+    ) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G S e"]]:
         """See `KeyValueCache`."""
+        if layer not in self._buffers:
+            self._buffers[layer] = self._zeros_like(keys), self._zeros_like(values)
         for buffer, fresh in zip(self._buffers[layer], (keys, values), strict=True):
             if self._scattered is not None:
                 rows, columns, slots = self._scattered
@@ -94,14 +92,12 @@ class DraftingCache:
 
     def select_rows(self, rows: Sequence[int]) -> None:
         (index,) = upload(self.device, torch.tensor(list(rows), dtype=torch.int64, device="cpu"))
-        self._buffers = [(keys[index], values[index]) for keys, values in self._buffers]
+        self._change(lambda buffer: buffer[index])
         self.lengths = [self.lengths[row] for row in rows]
 
     def add_rows(self, num_rows: int) -> None:
         """Empty rows after the others."""
-        pad = (0, 0, 0, 0, 0, 0, 0, num_rows)
-        padded = torch.nn.functional.pad
-        self._buffers = [(padded(keys, pad), padded(values, pad)) for keys, values in self._buffers]
+        self._change(lambda buffer: torch.nn.functional.pad(buffer, (0, 0, 0, 0, 0, 0, 0, num_rows)))
         self.lengths += [0] * num_rows
 
     def copy_row(self, row: int) -> Self:
@@ -114,16 +110,24 @@ class DraftingCache:
         """Take over a cache of `copy_row` that has grown since."""
         (self.lengths[row],) = alone.lengths
         self._reserve(self.lengths[row])
-        for own, others in zip(self._buffers, alone._buffers, strict=True):
-            for buffer, other in zip(own, others, strict=True):
+        for layer, others in alone._buffers.items():
+            if layer not in self._buffers:
+                self._buffers[layer] = self._zeros_like(others[0]), self._zeros_like(others[1])
+            for buffer, other in zip(self._buffers[layer], others, strict=True):
                 buffer[row, :, : self.lengths[row]] = other[0, :, : self.lengths[row]]
 
     def _reserve(self, num_slots: int) -> None:
-        capacity = self._buffers[0][0].shape[2]
-        if num_slots > capacity:
-            pad = (0, 0, 0, max(num_slots, 2 * capacity) - capacity)
-            padded = torch.nn.functional.pad
-            self._buffers = [(padded(keys, pad), padded(values, pad)) for keys, values in self._buffers]
+        if num_slots > self._capacity:
+            added = max(num_slots, 2 * self._capacity) - self._capacity
+            self._capacity += added
+            self._change(lambda buffer: torch.nn.functional.pad(buffer, (0, 0, 0, added)))
+
+    def _zeros_like(self, fresh: Float[Tensor, "M G F d"]) -> Float[Tensor, "B G S d"]:
+        """Zeros, not empty: masked values are multiplied by zero, which NaN would survive."""
+        return fresh.new_zeros(len(self.lengths), fresh.shape[1], self._capacity, fresh.shape[3])
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        self._buffers = {layer: (change(keys), change(values)) for layer, (keys, values) in self._buffers.items()}
 
 
 class TrainingCache:
@@ -133,8 +137,8 @@ class TrainingCache:
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
 
     def extend(
-        self, layer: int, keys: Float[Tensor, "B G F d"], values: Float[Tensor, "B G F d"]
-    ) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G S d"]]:
+        self, layer: int, keys: Float[Tensor, "B G F d"], values: Float[Tensor, "B G F e"]
+    ) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G S e"]]:
         """See `KeyValueCache`."""
         if layer in self._stored:
             keys, values = (torch.cat(pair, 2) for pair in zip(self._stored[layer], (keys, values), strict=True))

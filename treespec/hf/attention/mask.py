@@ -5,7 +5,7 @@ A node attends the row's committed tokens, its ancestors and itself. Sliding win
 same position.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -100,8 +100,8 @@ class CachedSlots:
         return copies
 
 
-def attention_layout(config: PreTrainedConfig) -> AttentionLayout:
-    """Read from a model's configuration which masks its layers take.
+def attention_layout(config: PreTrainedConfig, types: Collection[str] | None = None) -> AttentionLayout:
+    """Read from a model's configuration which masks its layers take, all or those of these `types`.
 
     Raises `UnsupportedModelError`: an attention implementation without free masks (flash attention), or a layer type
     that is not attention over all cached tokens (recurrent, compressed).
@@ -118,7 +118,7 @@ def attention_layout(config: PreTrainedConfig) -> AttentionLayout:
         "sliding_attention": Reach("sliding", window or 0),
         "chunked_attention": Reach("chunked", chunk or 0),
     }
-    types = getattr(text, "layer_types", None)
+    types = getattr(text, "layer_types", None) if types is None else types
     if types is None:
         kind = "sliding_attention" if window is not None else "full_attention" if chunk is None else "chunked_attention"
         return AttentionLayout(implementation, {None: reaches[kind]})

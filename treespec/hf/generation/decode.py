@@ -1,6 +1,6 @@
 """What the engine is asked for one call of `generate`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from transformers import StoppingCriteriaList
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
@@ -15,8 +15,6 @@ from treespec.hf.generation.processors import BranchProcessor, path_processors
 from treespec.hf.generation.progress import watchers
 from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.generation.target import make_target
-from treespec.hf.models.pass_times import pass_times
-from treespec.policies.control.contract import StepControl
 
 
 def run_of(call: Call, outputs: Outputs, observers: Sequence[Observer]) -> Run:
@@ -49,7 +47,6 @@ def run_of(call: Call, outputs: Outputs, observers: Sequence[Observer]) -> Run:
         processors=path_processors(processors, call.input_ids, call.mask, vocab_size),
         is_sampling=bool(call.config.do_sample),
         seed=call.seed,
-        pass_ms=_pass_ms(call),
         observers=[*add_ons, *watchers(call), *observers],
         ranks=call.facts.ranks,
     )
@@ -69,9 +66,3 @@ def _criteria(call: Call) -> StoppingCriteriaList:
     strings = [call.stop_strings] if isinstance(call.stop_strings, str) else list(call.stop_strings)
     own = StopStringCriteria(call.tokenizer, strings)  # pyright: ignore[reportArgumentType]
     return StoppingCriteriaList([*call.criteria, own])
-
-
-def _pass_ms(call: Call) -> Mapping[int, float] | None:
-    """What a control predicts from: the times that it was given, else those of the model on this machine."""
-    is_needed = isinstance(call.policy, StepControl) and call.policy.needs_pass_times
-    return pass_times(call.facts) if is_needed else None

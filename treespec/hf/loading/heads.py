@@ -9,7 +9,7 @@ from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from treespec.errors import CheckpointError
+from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.drafting.base import HeadDrafter
 from treespec.heads.files.build import build_head
 from treespec.heads.files.checkpoint import Checkpoint, read_checkpoint
@@ -18,6 +18,7 @@ from treespec.heads.files.kinds import kind_of_head
 from treespec.heads.modules.base import DraftHead
 from treespec.hf.introspect import model_facts
 from treespec.hf.loading.hub import hub_problem
+from treespec.hf.loading.mtp import MTP, load_mtp
 from treespec.hf.weights import whole_weight
 
 
@@ -35,7 +36,8 @@ def load_drafter(
     Pickles are not opened.
 
     Args:
-        name: a folder with `config.json` and `*.safetensors`, or a hub name.
+        name: a folder with `config.json` and `*.safetensors`, a hub name, or "mtp" for the target's own layers, see
+            `load_mtp`.
         max_length: see `Eagle3`.
         hidden_layers: the indices of the target's hidden states that the head fuses; None: those of its configuration,
             or EAGLE-3's own (2, L // 2, L - 3).
@@ -45,6 +47,12 @@ def load_drafter(
             the head of another model.
         ConfigError: see `Eagle3`; hidden layers that the target does not have.
     """
+    if name == MTP:
+        if hidden_layers is not None:
+            raise ConfigError(
+                f"MTP layers read the target's last hidden state: leave out hidden_layers={hidden_layers}"
+            )
+        return load_mtp(target, max_length=max_length)
     head = load_head(name, target)
     layers = fused_layers(head.config, name, target.config.get_text_config().num_hidden_layers, hidden_layers)
     return kind_of_head(head).drafter(head, layers, max_length)

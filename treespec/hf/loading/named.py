@@ -16,6 +16,7 @@ from treespec.hf.loading import smollm2
 from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter
 from treespec.hf.loading.models import load_model, load_tokenizer
+from treespec.hf.loading.mtp import MTP
 
 LOOKUPS = ("recycling", "suffix")
 """What drafts for any model where nothing was chosen."""
@@ -39,8 +40,9 @@ def named_drafters(
     """The drafters that these names stand for, for `TreeSpeculation`, which merges them.
 
     Args:
-        names: "recycling", "suffix" and what else is in `DRAFTERS`; a warm start, `*.safetensors`; a draft model or a
-            trained head by hub name or folder; "head" and "warm", which ship for SmolLM2-135M-Instruct.
+        names: "recycling", "suffix" and what else is in `DRAFTERS`; "mtp", see `load_mtp`; a warm start,
+            `*.safetensors`; a draft model or a trained head by hub name or folder; "head" and "warm", which ship for
+            SmolLM2-135M-Instruct.
         model: the target.
         tokenizer: the target's, for draft models with another vocabulary.
         model_name: the target's name or folder.
@@ -75,7 +77,10 @@ def _load(name: Any, model: PreTrainedModel, tokenizer: Any) -> Any:
     """A trained head, or a draft model."""
     try:
         return load_drafter(name, model)
-    except CheckpointError:  # Not a head; loading it as a model gives the error that names the files.
+    except CheckpointError:
+        if name == MTP:
+            raise
+        # Not a head; loading it as a model gives the error that names the files.
         draft: Any = load_model(str(name)).eval()
     draft.to(model.device)
     if draft.config.get_text_config().vocab_size == model.config.get_text_config().vocab_size:

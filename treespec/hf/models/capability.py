@@ -18,6 +18,7 @@ from treespec.hf.attention.folded import plain_implementation
 from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.cache.caches import DummyLayer
 from treespec.hf.introspect import ModelFacts, evaluation_mode, is_multimodal, model_facts
+from treespec.hf.models.kept_checks import keep_check, known_check
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.protocols import Capability
 
@@ -151,6 +152,16 @@ def undisturbed(facts: ModelFacts) -> Iterator[None]:
 
 
 def _probe(facts: ModelFacts) -> Detection:
+    """By passes over a few tokens; of a model that can verify trees what an earlier process found, if one has."""
+    if known := known_check(facts, "probe", ["has_prefix", "neighbour_effect"]):
+        return Detection(Capability.TREE, has_prefix=bool(known[0]), neighbour_effect=known[1])
+    found = _probe_passes(facts)
+    if found.capability == Capability.TREE:
+        keep_check(facts, "probe", has_prefix=found.has_prefix, neighbour_effect=found.neighbour_effect)
+    return found
+
+
+def _probe_passes(facts: ModelFacts) -> Detection:
     has_prefix = _looks_ahead(facts)
     effect = 0.0 if has_prefix else neighbour_effect(facts)
     if reason := _reason_for_single_tokens(facts, effect):
@@ -166,7 +177,7 @@ def _probe(facts: ModelFacts) -> Detection:
         return Detection(Capability.PLAIN, f"its layers attend to {size} tokens only, which rounding decides ({kinds})")
     expected = facts.model(input_ids=ids, use_cache=False).logits[:, _NUM_PROMPT:].float()
     one_by_one, at_once = (
-        float((_score(facts, ids, capability) - expected).abs().max() / expected.std())
+        float((cached_logits(facts, ids, capability, _NUM_CHAIN) - expected).abs().max() / expected.std())
         for capability in (Capability.PLAIN, Capability.CHAIN)
     )
     if one_by_one > _BROKEN:
@@ -248,12 +259,14 @@ def _probe_ids(facts: ModelFacts, num_rows: int, length: int) -> Int[Tensor, "B 
     return torch.tensor(rows, device=facts.device)
 
 
-def _score(facts: ModelFacts, ids: Int[Tensor, "2 16"], capability: Capability) -> Float[Tensor, "2 4 V"]:
-    """Logits of the last 4 tokens, scored from the caches of the others."""
+def cached_logits(
+    facts: ModelFacts, ids: Int[Tensor, "B L"], capability: Capability, num_last: int
+) -> Float[Tensor, "B num_last V"]:
+    """Logits of the last tokens, scored in one pass or one by one from a state that holds the others."""
     scorer = RecurrentScorer(facts, capability=capability)
-    prompt, chain = ids.split((_NUM_PROMPT, _NUM_CHAIN), dim=1)
+    prompt, chain = ids[:, :-num_last], ids[:, -num_last:]
     scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
-    parents = torch.arange(-1, _NUM_CHAIN - 1, device="cpu").expand(len(ids), -1)
-    width = 1 if capability == Capability.PLAIN else _NUM_CHAIN
+    parents = torch.arange(-1, num_last - 1, device="cpu").expand(len(ids), -1)
+    width = 1 if capability == Capability.PLAIN else num_last
     parts = zip(chain.split(width, dim=1), parents.split(width, dim=1), strict=True)
     return torch.cat([scorer.extend(tokens, above).logits for tokens, above in parts], dim=1).float()

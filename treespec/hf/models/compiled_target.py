@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 from treespec.checks import AUTO
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf.introspect import ModelFacts, active_adapters, model_facts
+from treespec.hf.models.machine_key import machine_key
 from treespec.hf.models.make_scorer import make_scorer
-from treespec.hf.models.pass_times import machine_key, time_pass
 from treespec.hf.models.static_scorer import StaticScorer
+from treespec.hf.models.timing import time_pass
 from treespec.hf.user_cache import cache_folder, read_kept, write_kept
 from treespec.hf.weights import pack_weights
 from treespec.policies.control import StepControl

@@ -1,12 +1,13 @@
 """The scorer that fits a model, by what the model is found to score rightly."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from transformers import Cache, PreTrainedModel
 
 from treespec.checks import is_at_least
 from treespec.errors import UnsupportedModelError
+from treespec.hf.add_ons import ADD_ONS
 from treespec.hf.attention.rope_lengths import RopeByLength, rereading_length
 from treespec.hf.cache.caches import is_filled
 from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts, uncompiled
@@ -48,8 +49,7 @@ def make_scorer(
             a model that cannot verify trees from a static cache.
     """
     facts = model_facts(model)
-    is_static = max_cache_len is not None
-    is_fresh = not is_static and (cache is None or not is_filled(cache))
+    is_fresh = max_cache_len is None and (cache is None or not is_filled(cache))
     if prompt is not None and (why_plain := why_plain or _why_plain(facts, prompt, longest_text)):
         warn_once(facts, Detection(Capability.PLAIN, why_plain))
         if not is_fresh:
@@ -58,34 +58,59 @@ def make_scorer(
         return PlainScorer(facts, prompt, hidden_layers)
     detection = detect(facts)
     if keeps_states(facts.model):
-        warn_once(facts, detection)
         if not is_fresh:
             raise UnsupportedModelError(f"{facts.name} keeps a state: it takes no static and no filled cache")
         given = prompt if prompt is not None and prompt.has_features else None
-        return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers, prompt=given)
+        return _for_states(facts, detection, hidden_layers, given)
     rope = RopeByLength(facts.model, facts.modules)
+    found = _checked(facts, detection, max_cache_len, rope)
+    if prompt is not None and found == Capability.PLAIN:
+        return PlainScorer(facts, prompt, hidden_layers, cache)
+    make = _kind(rereading_length(facts.model, rope), prompt, longest_text)
+    given = prompt if is_multimodal(facts.model) else None
+    return make(
+        facts, capability=found, cache=cache, max_cache_len=max_cache_len, prompt=given, hidden_layers=hidden_layers
+    )
+
+
+def _kind(length: int | None, prompt: PromptInputs | None, longest: int | None) -> Callable[..., TreeScorer]:
+    is_reread = prompt is not None and length is not None and _crosses(length, prompt, longest)
+    return partial(RereadingScorer, length=length) if is_reread and length is not None else TreeScorer
+
+
+def _for_states(
+    facts: ModelFacts, detection: Detection, hidden_layers: Sequence[int], prompt: PromptInputs | None
+) -> AnyScorer:
+    """A scorer of trees where the self-check finds it right, else one that goes back to snapshots of the states."""
+    make = partial(ADD_ONS["state scorer"], facts)
+    found = check_once(facts, [(Capability.TREE, make)])
+    if found.capability == Capability.TREE:
+        return make(hidden_layers=hidden_layers, prompt=prompt)
+    warn_once(facts, detection._replace(reason=f"{detection.reason}; {found.reason}"))
+    return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers, prompt=prompt)
+
+
+def _checked(facts: ModelFacts, detection: Detection, max_cache_len: int | None, rope: RopeByLength) -> Capability:
+    """What an attention model was found to score rightly.
+
+    Raises `UnsupportedModelError`: not all that a static cache is for.
+    """
+    is_static = max_cache_len is not None
     if facts.forward is not facts.model and rope.is_exceeded_by(max_cache_len):
         reason = f"rope frequencies depend on the length of texts beyond {rope.threshold} tokens"
         raise UnsupportedModelError(f"{facts.name}: {reason}, which compiled passes do not follow")
-    found = detection if detection.capability == Capability.PLAIN else _checked(facts, is_static)
+    plain = uncompiled(facts)  # The check's passes are too few to be worth compiling.
+    attempts: list[Attempt] = [
+        (capability, partial(TreeScorer, plain, capability=capability))
+        for capability in (Capability.TREE, Capability.CHAIN, Capability.PLAIN)
+    ]
+    found = detection if detection.capability == Capability.PLAIN else check_once(facts, attempts, is_static)
     if not is_static:
         warn_once(facts, found)
     elif found.capability != Capability.TREE:
         reason = f"{facts.name} is not known to score rightly from a static cache ({found.reason})"
         raise UnsupportedModelError(f"{reason}: leave out cache_implementation='static'")
-    if prompt is not None and found.capability == Capability.PLAIN:
-        return PlainScorer(facts, prompt, hidden_layers, cache)
-    reread = rereading_length(facts.model, rope)
-    is_reread = prompt is not None and reread is not None and _crosses(reread, prompt, longest_text)
-    make = partial(RereadingScorer, length=reread) if is_reread and reread is not None else TreeScorer
-    return make(
-        facts,
-        capability=found.capability,
-        cache=cache,
-        max_cache_len=max_cache_len,
-        prompt=prompt if is_multimodal(facts.model) else None,
-        hidden_layers=hidden_layers,
-    )
+    return found.capability
 
 
 def _why_plain(facts: ModelFacts, prompt: PromptInputs, longest_text: int | None) -> str | None:
@@ -115,12 +140,3 @@ def _why_plain(facts: ModelFacts, prompt: PromptInputs, longest_text: int | None
 def _crosses(length: int, prompt: PromptInputs, longest_text: int | None) -> bool:
     """Whether texts of at most `length` tokens may become longer; None: there is no limit."""
     return prompt.ids.shape[1] <= length and (longest_text is None or longest_text > length)
-
-
-def _checked(facts: ModelFacts, is_static: bool) -> Detection:
-    plain = uncompiled(facts)  # The check's passes are too few to be worth compiling.
-    attempts: list[Attempt] = [
-        (capability, partial(TreeScorer, plain, capability=capability))
-        for capability in (Capability.TREE, Capability.CHAIN, Capability.PLAIN)
-    ]
-    return check_once(facts, attempts, is_static)

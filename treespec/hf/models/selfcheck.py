@@ -11,6 +11,7 @@ allowed, below what a wrong ancestor makes (.6 to 1.4 there).
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from transformers import PreTrainedModel
 
 from treespec.errors import LogitsError, TreespecError, UnsupportedModelError
 from treespec.hf.introspect import ModelFacts, cache_in, is_multimodal, model_facts
-from treespec.hf.models.capability import Detection, MeasuredOnce, detect, undisturbed
+from treespec.hf.models.capability import Detection, MeasuredOnce, cached_logits, detect, keeps_states, undisturbed
+from treespec.hf.models.kept_checks import keep_check, known_check
 from treespec.hf.models.rounded_activations import rounds_activations
 from treespec.hf.thread_patches import current, replaced
 from treespec.protocols import Capability, CausalScorer
@@ -51,8 +53,26 @@ _results: MeasuredOnce[Detection] = MeasuredOnce()
 
 
 def check_once(facts: ModelFacts, attempts: Sequence[Attempt], is_static: bool = False) -> Detection:
-    """`self_check`, run once per model, dtype, attention, adapters, kinds of weights and cache."""
-    return _results.get(facts, lambda: self_check(facts, attempts, is_static), is_static)
+    """`self_check`, run once per model, dtype, attention, adapters, kinds of weights and cache.
+
+    A model that an earlier process found to score trees rightly is compared by the tolerance that was measured then.
+    """
+    return _results.get(facts, lambda: _check(facts, attempts, is_static), is_static)
+
+
+def _check(facts: ModelFacts, attempts: Sequence[Attempt], is_static: bool) -> Detection:
+    what = f"trees, static: {is_static}"
+    (first, make), known = attempts[0], known_check(facts, what, ["tolerance"])
+    if known and first == Capability.TREE:
+        with suppress(TreespecError, RuntimeError, ValueError, TypeError, LookupError, AttributeError):
+            scorer = make(max_cache_len=2 * MAX_CHECKED_WINDOW if is_static else None)
+            error = _largest_error(facts, scorer, check_prompt(facts), ROUNDS[first])
+            if error <= known[0]:
+                return Detection(first, "", known[0], {first: error})
+    found = self_check(facts, attempts, is_static)
+    if found.capability == Capability.TREE:
+        keep_check(facts, what, tolerance=found.tolerance)
+    return found
 
 
 def self_check(model: PreTrainedModel | ModelFacts, attempts: Sequence[Attempt], is_static: bool = False) -> Detection:
@@ -112,8 +132,11 @@ def tolerance_of(facts: ModelFacts, prompt: Int[Tensor, "1 P"]) -> float:
     plain = _plain_logits(facts, ids, prompt.shape[1])[0]
     if plain.isnan().any():
         raise LogitsError(f"{facts.name} gives NaN logits for a plain pass: check its weights and its dtype")
-    cache = {facts.cache_argument: cache_in(model(input_ids=prompt, use_cache=True))}
-    cached = model(input_ids=ids[:, -NUM_CONTINUED:], **cache, use_cache=True).logits[0]
+    if keeps_states(model):  # transformers' Mamba continues wrongly with several tokens.
+        cached = cached_logits(facts, ids, Capability.PLAIN, NUM_CONTINUED)[0]
+    else:
+        cache = {facts.cache_argument: cache_in(model(input_ids=prompt, use_cache=True))}
+        cached = model(input_ids=ids[:, -NUM_CONTINUED:], **cache, use_cache=True).logits[0]
     own = float(largest_difference(cached, plain))
     least = least_tolerance(facts, plain.dtype)
     response = min(RESPONSE_FACTOR * _rounding_response(facts, ids, plain), LARGEST_RESPONSE)

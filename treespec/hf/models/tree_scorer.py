@@ -49,6 +49,8 @@ class TreeScorer(ModelScorer):
             static cache.
     """
 
+    _skips_padding, _layout_of = True, staticmethod(attention_layout)
+
     def __init__(
         self,
         model: PreTrainedModel | ModelFacts,
@@ -68,7 +70,7 @@ class TreeScorer(ModelScorer):
         self._prompt = prompt
         self._read = None
         self._folded = FoldedAttention(self.facts.model, self.facts.modules)
-        self._layout = attention_layout(self.facts.config) if capability == Capability.TREE else None
+        self._layout = self._layout_of(self.facts.config) if capability == Capability.TREE else None
         self._patches = PositionPatches(self.facts.model, self.facts.modules)
         self._rope = RopeByLength(self.facts.model, self.facts.modules)
         if self._layout is not None:
@@ -113,7 +115,7 @@ class TreeScorer(ModelScorer):
         if given is not None:
             num_cached = prefix_length(given, *ids.shape)
             use_growing_layers(given)
-        elif prompt is None:  # Padding that all rows share need not be computed.
+        elif prompt is None and self._skips_padding:  # That all rows share.
             start = min((row.index(True) for row in rows if True in row), default=ids.shape[1])
         ids, mask = ids[:, start:], mask[:, start:]
         is_full = min(lengths, default=0) == ids.shape[1]

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from treespec.checks import installed_versions
 from treespec.errors import TreespecError
 from treespec.hf.generation.call import Call
-from treespec.hf.models.pass_times import pass_times
+from treespec.lab.pass_times import pass_times
 from treespec.lab.trace.file import TraceFile
 from treespec.lab.trace.recorder import Recorder
 from treespec.policies import Control

@@ -34,7 +34,6 @@ class CallFacts:
     Args:
         drafter: what was learned about acceptance and draft times belongs to it.
         draft_share: the weights that a draft pass reads, as a share of the target's; 0 for lookups.
-        pass_ms: the target's measured passes by number of nodes, None where nothing was measured.
         is_repeatable: the call must choose as any other call with its seed: from no earlier call, by no clock.
         is_alone: no other process decodes the same call, see `Ranks` in engine/ranks.py; if one does, only the times
             of `learn`, on which they agree, may change what is drafted.
@@ -43,7 +42,6 @@ class CallFacts:
 
     drafter: Any
     draft_share: float = 0.0
-    pass_ms: Mapping[int, float] | None = None
     is_sampling: bool = False
     is_chain_only: bool = False
     is_on_host: bool = True
@@ -70,11 +68,6 @@ class StepControl(ABC):
     @abstractmethod
     def max_nodes(self) -> int:
         """The most nodes of a tree, root included."""
-
-    @property
-    @abstractmethod
-    def needs_pass_times(self) -> bool:
-        """Whether it needs the target's measured passes in `CallFacts`."""
 
     @abstractmethod
     def begin(self, call: CallFacts) -> None:

@@ -75,15 +75,16 @@ class Control(ShowsOptions, StepControl):
     """Chooses between plain decoding, chains and best-first trees at every step, by measured time and acceptance.
 
     What was learned stays from call to call. A call that samples with a seed learns nothing from other calls and reads
-    no clock: its times are those of the profile, so that the same seed gives the same output.
+    no clock: its times are those of `pass_ms`, so that the same seed gives the same output.
 
     Args:
         max_nodes: the most nodes of a tree, root included; None: 32, on accelerators 64.
-        max_latency_ms: the longest predicted step; plain decoding where even that takes longer.
+        max_latency_ms: the longest predicted step; plain decoding where even that takes longer, or where no time is
+            known: in the first step, and without `pass_ms` wherever the clock is not read.
         is_timed: learn times from the steps served; None: unless the call samples with a seed. False makes choices
-            depend on nothing but the profile and the texts.
-        pass_ms: milliseconds of the target's pass by number of nodes; None: measured once per model and machine and
-            kept in the user's cache folder.
+            depend on nothing but `pass_ms` and the texts.
+        pass_ms: milliseconds of the target's pass by number of nodes, where they were measured; None: a guess, which
+            the first steps correct.
 
     Raises `ConfigError`: a number out of range, `pass_ms` without times.
     """
@@ -119,23 +120,17 @@ class Control(ShowsOptions, StepControl):
         """The argument `max_nodes`."""
         return self._max_nodes
 
-    @property
-    def needs_pass_times(self) -> bool:
-        """See `StepControl`."""
-        return self.pass_ms is None
-
     def begin(self, call: CallFacts) -> None:
         """See `StepControl`."""
         if call.drafter is not self._drafter and not call.is_repeatable:
             self._kept, self._drafter = {}, call.drafter
         self._call, self._is_timed = call, not call.is_repeatable if self.is_timed is None else self.is_timed
-        pass_ms = call.pass_ms if self.pass_ms is None else self.pass_ms
         found = {} if call.is_repeatable else self._kept
-        key = (call.is_sampling, call.is_chain_only, call.is_on_host, *(pass_ms or {}).items())
+        key = (call.is_sampling, call.is_chain_only, call.is_on_host, *(self.pass_ms or {}).items())
         if key not in found:
             most = self._max_nodes or (TREE_SIZES[-1] if call.is_on_host else MOST_NODES)
             candidates = Candidates(most, call.is_chain_only, call.is_sampling)
-            found[key] = _Learned(candidates, pass_ms, call.draft_share)
+            found[key] = _Learned(candidates, self.pass_ms, call.draft_share)
         self._learned = found[key]
         self._trees: Sequence[DraftedTree] = ()
         self._num_rows = self._context = 1
@@ -196,6 +191,8 @@ class Control(ShowsOptions, StepControl):
             return PLAIN, False, "max_nodes=1"
         drafting[PLAIN] = 0.0
         if self.max_latency_ms is not None:
+            if not learned.passes.is_scaled:
+                return PLAIN, False, "max_latency_ms needs the time of a pass: of a step before, or as pass_ms="
             drafting[times > self.max_latency_ms] = 0.0
         best = int(drafting.argmax())
         if best == PLAIN:

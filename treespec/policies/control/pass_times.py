@@ -83,7 +83,7 @@ class PassTimes:
         pass_ms: measured passes of one row by number of tokens; None: nothing was measured.
 
     Attributes:
-        unit_ms: milliseconds of a pass over one token.
+        unit_ms: milliseconds of a pass over one token; no time at all before one was measured (`is_scaled`).
     """
 
     def __init__(self, pass_ms: Mapping[int, float] | None = None) -> None:
@@ -101,7 +101,7 @@ class PassTimes:
         self._regression = TimeRegression((1.0, 1.0, 0.0, 0.0), units)
         # The first steps of a process are slow: two are outvoted. Where nothing was measured the first one says it all.
         self._latest = deque([self.unit_ms] * 2, maxlen=UNIT_STEPS) if pass_ms else None
-        self._is_scaled, self._most_error = bool(pass_ms), MEASURED_ERROR if pass_ms else MOST_ERROR
+        self.is_scaled, self._most_error = bool(pass_ms), MEASURED_ERROR if pass_ms else MOST_ERROR
         self._num_plain = Counter[int]()
 
     def __call__(self, num_tokens: float) -> float:
@@ -124,8 +124,8 @@ class PassTimes:
         if self._latest is not None:
             self._latest.append(max(ms, 1e-6) / expected)
             self.unit_ms = median_low(self._latest)
-        elif not self._is_scaled:
-            self.unit_ms, self._is_scaled = max(ms, 1e-6) / expected, True
+        elif not self.is_scaled:
+            self.unit_ms, self.is_scaled = max(ms, 1e-6) / expected, True
         value = min(max(ms / self.unit_ms, expected / self._most_error), self._most_error * expected)
         self._regression.add(features, value)
         self._num_plain[num_rows.bit_length()] += num_tokens == num_rows

@@ -9,8 +9,8 @@ from helpers.tiny import tiny_llama
 
 import treespec
 from treespec.errors import TreespecWarning
-from treespec.hf.models import pass_times as module
-from treespec.hf.models.pass_times import pass_times
+from treespec.lab import pass_times as module
+from treespec.lab.pass_times import pass_times
 
 
 @pytest.fixture(autouse=True)

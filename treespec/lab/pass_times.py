@@ -1,11 +1,8 @@
-"""How long a model's passes take by number of nodes: measured once per model and machine, for `treespec.Control`."""
+"""How long a model's passes take by number of nodes, for `tune`, traces and `diagnose`: measured once per machine."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-from collections import Counter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -16,15 +13,13 @@ from transformers import PreTrainedModel
 
 from treespec.errors import TreespecError
 from treespec.hf.introspect import ModelFacts, model_facts
-from treespec.hf.machine import OtherWork, is_busy, is_quiet, processor
-from treespec.hf.models.make_scorer import AnyScorer, make_scorer
-from treespec.hf.models.static_scorer import StaticScorer
+from treespec.hf.machine import OtherWork, is_busy, is_quiet
+from treespec.hf.models.machine_key import FORMAT, machine_key
+from treespec.hf.models.make_scorer import make_scorer
+from treespec.hf.models.timing import time_pass
 from treespec.hf.user_cache import cache_folder, read_kept, write_kept
-from treespec.hf.weights import local_part, own_forward
 from treespec.protocols import Capability
-from treespec.tree import ROOT_PARENT
 
-FORMAT = 6
 NUM_NODES = (1, 16, 64, 4, 32, 8, 2, 128)
 """In the order in which they are measured, as far as `MOST_SECONDS` reach; the first two in any case."""
 NUM_CACHED = 32
@@ -119,51 +114,6 @@ def measure(facts: ModelFacts) -> dict[int, float]:
                 times[count] = min(ms, times.get(count, ms))
     bar.close()
     return {count: min(ms for other, ms in times.items() if other >= count) for count in sorted(times)}
-
-
-def time_pass(scorer: AnyScorer | StaticScorer, num_nodes: int) -> float:
-    """Seconds of a pass of one row over a tree of this many nodes, none of which stays in the cache."""
-    is_tree = scorer.capability == Capability.TREE
-    parents = [[ROOT_PARENT, *((node - 1) // 2 if is_tree else node - 1 for node in range(1, num_nodes))]]
-    tokens = torch.ones(1, num_nodes, dtype=torch.int64, device="cpu")  # On the host, as trees are.
-    start = time.perf_counter()
-    logits = scorer.extend(tokens, torch.tensor(parents, device="cpu")).logits
-    logits[0, -1, 0].item()  # Wait for the device.
-    seconds = time.perf_counter() - start
-    scorer.commit([()])
-    return seconds
-
-
-def machine_key(facts: ModelFacts) -> str:
-    """A digest of all that a measurement depends on."""
-    kinds = Counter(
-        (type(module).__name__, _forward_kind(module), *(tuple(local_part(w).shape) for w in own))
-        for module in facts.modules.values()
-        if (own := [weight for weight in module._parameters.values() if weight is not None])
-    )
-    device = facts.device
-    hardware = processor() if device.type == "cpu" else f"{device.type} {_device_name(device)}"
-    about = [
-        FORMAT,
-        sorted(map(str, kinds.items())),
-        sorted(facts.weight_counts),
-        sorted(map(str, facts.weights)),
-        str(facts.dtype),
-        facts.forward is facts.model,
-        torch.get_num_threads(),
-        hardware,
-        torch.__version__,
-    ]
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
-
-
-def _forward_kind(module: nn.Module) -> str:
-    return type(vars(module).get(own_forward(module))).__name__
-
-
-def _device_name(device: torch.device) -> str:
-    backend: Any = getattr(torch, device.type, None)
-    return backend.get_device_name(device) if hasattr(backend, "get_device_name") else ""
 
 
 def _as_profile(data: Any) -> Profile | None:

@@ -1,0 +1,185 @@
+"""What README's first block gives: its first call in new processes, then whole calls on held-out prompts.
+
+The block itself is run, with SmolLM2-135M-Instruct from the installed wheel for the hub's name. First calls: seconds
+from a loaded model to the text of 64 tokens, everything that `speed_up` does included, once on a machine that knows
+nothing (no compiled kernels, nothing measured) and once again; plain `generate` likewise. Then every prompt by all in
+turn, whole calls with the prompt: plain `generate` of the model as loaded, plain decoding from the layers that the
+block made faster, the block's own object, which learns from prompt to prompt, and the plainest rival, a fixed tree of 8
+of the same drafters.
+
+    python -m benchmarks.speed_up --spec-bench question.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from rich.progress import Progress
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.common.estimates import quotient, ratio
+from benchmarks.common.prompts import encode, held_out
+from benchmarks.common.settings import (
+    RESULTS,
+    load_average,
+    markdown_table,
+    parser,
+    settings,
+    settings_lines,
+    write_json,
+)
+from treespec.hf import TreeSpeculation
+from treespec.hf.loading import smollm2
+from treespec.lab.measure.paired import PLAIN, Bench, Contestant, in_turn
+from treespec.speedup.sources import find_drafters
+
+README = Path(__file__).parents[1] / "README.md"
+SPED_UP, OPTIMIZED, TREE = "README's block", "plain, its layers", "tree of 8, its layers and drafters"
+SAMPLING: dict[str, dict[str, Any]] = {
+    "T = 0": {"do_sample": False},
+    "T = 1": {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
+}
+
+
+def block() -> str:
+    """README's first Python block."""
+    found = re.search(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def run_block(is_plain: bool = False) -> tuple[dict[str, Any], float]:
+    """The names that the block defines, and the seconds after the model was loaded; `is_plain`: without speculation."""
+    begin, _, rest = block().partition("speculation = ")
+    if is_plain:
+        rest = rest.partition("\n")[2].replace(", custom_generate=speculation", "").replace("print(speculation)", "")
+    else:
+        rest = "speculation = " + rest
+    names: dict[str, Any] = {}
+    model, tokenizer = smollm2.load()
+    with (
+        patch.object(AutoModelForCausalLM, "from_pretrained", lambda name: model),
+        patch.object(AutoTokenizer, "from_pretrained", lambda name: tokenizer),
+    ):
+        exec(begin, names)
+        start = time.perf_counter()
+        exec(rest, names)
+    return names, time.perf_counter() - start
+
+
+def first_calls(threads: int) -> dict[str, float]:
+    """Seconds by contestant and by what the machine knows, each in a process of its own."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        smollm2.load()
+        cache = Path(folder) / "treespec"
+        cache.mkdir()
+        (cache / smollm2.converted_folder().name).symlink_to(smollm2.converted_folder())
+        for name in ("plain", "first on the machine", "plain again", "known"):
+            command = [sys.executable, "-m", "benchmarks.speed_up", "--first", name, "--threads", str(threads)]
+            made = subprocess.run(
+                command, env=os.environ | {"XDG_CACHE_HOME": folder}, check=True, capture_output=True, text=True
+            )
+            found[name] = json.loads(made.stdout.splitlines()[-1])
+    return found
+
+
+def whole_calls(names: dict[str, Any], prompts: dict[str, Any], num_new: int, seed: int) -> dict[str, Any]:
+    """Milliseconds per token and tokens per pass by temperature, contestant and prompt."""
+    model, speculation = names["model"], names["speculation"]
+    plain = smollm2.load()[0]
+    rival = TreeSpeculation(find_drafters(model, is_download_allowed=False).drafters, tree=8)
+    contestants = [
+        Contestant(PLAIN, dict, plain),
+        Contestant(OPTIMIZED, dict),
+        Contestant(SPED_UP, lambda: {"custom_generate": speculation}),
+        Contestant(TREE, lambda: {"custom_generate": rival}),
+    ]
+    found: dict[str, Any] = {}
+    with Progress() as progress:
+        for name, sampling in SAMPLING.items():
+            bench = Bench(model, prompts, num_new, sampling, seed)
+            bar = progress.add_task(name, total=len(contestants) * (len(prompts) + 1))
+            runs = dict(in_turn(contestants, bench, 1, list(prompts), lambda bar=bar: progress.advance(bar)))
+            if name == "T = 0":
+                differing = [key for key, by in runs.items() if len({tuple(run.tokens) for run in by.values()}) > 1]
+                found["differing"] = differing
+            found[name] = {
+                contestant.name: {
+                    key: {"ms": run[contestant.name].ms_per_token, "tokens": run[contestant.name].num_tokens}
+                    | {"passes": run[contestant.name].num_passes}
+                    for key, run in runs.items()
+                }
+                for contestant in contestants
+            }
+    return found
+
+
+def report(data: dict[str, Any]) -> str:
+    first, num = data["first"], len(next(iter(data["found"]["T = 0"].values())))
+    lines = [
+        "# What README's first block gives\n",
+        f"{num} held-out prompts, {data['new_tokens']} new tokens, whole calls with the prompt; medians over prompts, "
+        f"brackets: 95 % intervals. Load average {data['load_average']} before, {data['load_average_after']} after. "
+        f"Greedy texts that differ between contestants: {len(data['found']['differing'])}.\n",
+    ]
+    for name in SAMPLING:
+        found, rows = data["found"][name], []
+        for contestant, by_prompt in found.items():
+            ms, plain, fast = (
+                [row["ms"] for row in part.values()] for part in (by_prompt, found[PLAIN], found[OPTIMIZED])
+            )
+            tokens, passes = ([row[key] for row in by_prompt.values()] for key in ("tokens", "passes"))
+            times = [ratio(above, ms).text() for above in (plain, fast)]
+            total = sum(m * n for m, n in zip(plain, tokens, strict=True))
+            total /= sum(m * n for m, n in zip(ms, tokens, strict=True))
+            rows.append(
+                [contestant, f"{median(ms):.1f}", *times, f"{total:.2f}", f"{quotient(tokens, passes).value:.2f}"]
+            )
+        header = [name, "ms per token", "times plain", "times plain, its layers", "in total", "tokens per pass"]
+        lines.append(markdown_table(header, rows))
+    lines.append(
+        markdown_table(
+            ["first call, 64 tokens, from a loaded model", "seconds"],
+            [[name, f"{seconds:.2f}"] for name, seconds in first.items()],
+        )
+    )
+    return "\n".join([*lines, settings_lines(data)])
+
+
+def main() -> None:
+    options = parser(__doc__ or "", threads=1)
+    options.add_argument("--spec-bench", type=Path, help="Spec-Bench's question.jsonl; None: code and problems only")
+    options.add_argument("--prompts", type=int, default=40)
+    options.add_argument("--new-tokens", type=int, default=64)
+    options.add_argument("--first", help="internal: one first call")
+    options.add_argument("--output", type=Path, default=RESULTS / "speed_up.json")
+    args = options.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.first:
+        print(json.dumps(run_block(args.first.startswith("plain"))[1]))
+        return
+    data = settings(new_tokens=args.new_tokens)
+    data["first"] = first_calls(args.threads)
+    names, _ = run_block()
+    prompts = {prompt.name: encode(names["tokenizer"], [prompt]) for prompt in held_out(args.spec_bench, args.prompts)}
+    data["found"] = whole_calls(names, prompts, args.new_tokens, args.seed)
+    data["load_average_after"], data["report"] = load_average(), str(names["speculation"])
+    write_json(args.output, data)
+    args.output.with_suffix(".md").write_text(report(data))
+    print(report(data))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""CPU time per token in vLLM: plain, lookups, and a head with lookups, by the number of requests at once.
+
+    python -m benchmarks.vllm.cpu_time --concurrency 1 4 8 16 --batches 5
+
+Unlike wall time, CPU time hardly depends on what else the machine does. All engines live in one process and take turns,
+batch by batch; the ratios are of the same batch. Greedy, held-out prompts of HumanEval and GSM8K; the outputs are
+compared. `--profile NAME` prints where that engine's steps spend their time instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import importlib
+import os
+import pstats
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.common.prompts import DEMO, held_out
+from benchmarks.common.settings import RESULTS, load_average, markdown_table, settings, settings_lines, write_json
+from benchmarks.vllm import ENVIRONMENT, MODEL
+
+NAME = "SmolLM2-135M-Instruct"
+ENGINES: dict[str, dict[str, Any] | None] = {
+    "plain": None,
+    "lookups": {"method": "treespec", "warm_start": NAME},
+    "head and lookups": {"method": "treespec", "warm_start": NAME, "head": NAME},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--batches", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--profile", choices=ENGINES)
+    parser.add_argument("--out", type=Path, default=RESULTS / "vllm" / "cpu_time.json")
+    args = parser.parse_args()
+    if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
+        command = [sys.executable, "-m", "benchmarks.vllm.cpu_time", *sys.argv[1:]]
+        raise SystemExit(subprocess.call(command, env={**os.environ, **ENVIRONMENT}))
+    if args.profile:
+        profile(args)
+        return
+    rows = [row for concurrency in args.concurrency for row in compare(concurrency, args.batches, args.tokens)]
+    data = settings(batches=args.batches, tokens=args.tokens, load=load_average(), rows=rows)
+    write_json(args.out, data)
+    args.out.with_suffix(".md").write_text(report(data))
+    print(report(data))
+
+
+def compare(concurrency: int, num_batches: int, tokens: int) -> list[dict[str, Any]]:
+    """Every engine's CPU milliseconds per token, and times plain's speed, by batch."""
+    engines = {name: Engine(speculation, concurrency, tokens) for name, speculation in ENGINES.items()}
+    ms: dict[str, list[float]] = {name: [] for name in engines}
+    outputs: dict[str, list[list[int]]] = {name: [] for name in engines}
+    for number, batch in enumerate(batches(concurrency, num_batches)):
+        names, first = list(engines), number % len(engines)
+        for name in names[first:] + names[:first]:
+            found, spent = engines[name].run(batch)
+            outputs[name] += found
+            ms[name].append(spent)
+    rows = []
+    for name, engine in engines.items():
+        ratios = [plain / own for plain, own in zip(ms["plain"], ms[name], strict=True)]
+        identical = sum(one == other for one, other in zip(outputs["plain"], outputs[name], strict=True))
+        row = {"concurrency": concurrency, "engine": name, "ms": ms[name], "times_plain": ratios}
+        row |= {"identical": identical, "requests": len(outputs[name]), **engine.stats()}
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def batches(concurrency: int, number: int) -> list[list[Any]]:
+    """Three times as many requests as run at once, so that they come and go."""
+    size = 3 * concurrency if concurrency > 1 else 4
+    prompts = held_out(None, size * number)
+    chats = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
+    return [chats[start : start + size] for start in range(0, len(chats), size)]
+
+
+class Engine:
+    """One vLLM in this process."""
+
+    def __init__(self, speculation: dict[str, Any] | None, concurrency: int, tokens: int) -> None:
+        vllm: Any = importlib.import_module("vllm")
+        self.has_trees = speculation is not None
+        self.llm = vllm.LLM(
+            str(MODEL), dtype="float32", enforce_eager=True, max_model_len=1024, max_num_seqs=concurrency, seed=0,
+            kv_cache_memory_bytes=1 << 28, block_size=32, disable_log_stats=False, enable_prefix_caching=False,
+            speculative_config=speculation and dict(speculation),
+        )  # fmt: skip
+        self.params = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        self.run([[{"role": "user", "content": prompt.text}] for prompt in DEMO[:2]])
+
+    def run(self, chats: list[Any]) -> tuple[list[list[int]], float]:
+        """Tokens of all requests, and CPU milliseconds per token."""
+        began = time.process_time()
+        found = [list(one.outputs[0].token_ids) for one in self.llm.chat(chats, self.params, use_tqdm=False)]
+        return found, 1e3 * (time.process_time() - began) / sum(map(len, found))
+
+    def stats(self) -> dict[str, float]:
+        """treespec's counts."""
+        if not self.has_trees:
+            return {}
+        found = self.llm.collective_rpc("tree_stats")[0]
+        return {name: found[name] for name in ("num_steps", "num_draft_tokens", "num_accepted_tokens", "num_cut")}
+
+
+def profile(args: argparse.Namespace) -> None:
+    """Where the time of one engine's steps goes."""
+    engine = Engine(ENGINES[args.profile], args.concurrency[0], args.tokens)
+    chats = batches(args.concurrency[0], args.batches + 2)
+    for batch in chats[:2]:
+        engine.run(batch)
+    profiler = cProfile.Profile()
+    profiler.enable()
+    for batch in chats[2:]:
+        engine.run(batch)
+    profiler.disable()
+    pstats.Stats(profiler).sort_stats("cumulative").print_stats(90)
+    print(engine.stats())
+
+
+def report(data: dict[str, Any]) -> str:
+    """Markdown."""
+    cells = []
+    for row in data["rows"]:
+        ratios, identical = row["times_plain"], f"{row['identical']} of {row['requests']}"
+        numbers = [f"{median(row['ms']):.1f}", f"{median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"]
+        cells.append([str(row["concurrency"]), row["engine"], *numbers, identical])
+    header = ["concurrent", "engine", "CPU ms per token", "times plain", "over batches", "identical"]
+    return "# CPU time in vLLM\n\n" + markdown_table(header, cells) + "\n" + settings_lines(data)
+
+
+if __name__ == "__main__":
+    main()

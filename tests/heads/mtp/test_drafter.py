@@ -1,0 +1,276 @@
+"""Drafts of the checkpoint's own MTP layers: distributions equal a slow plain reading of the files, that equals
+transformers' own, and the output is the target's."""
+
+import pytest
+import torch
+from helpers import zoo
+from helpers.doc_snippets import run_snippet
+from helpers.head_runs import Recorded, check_distributions, left_padded, run
+from helpers.mtp_files import FAMILIES, PlainMtp, write
+from transformers import DynamicCache
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
+
+from benchmarks.joint_distribution.cases import PLAIN, VOCAB_SIZE, WARPED
+from benchmarks.joint_distribution.run import Case, run_case, tiny_models
+from treespec import (
+    BestFirst,
+    Chain,
+    KAry,
+    SuffixLookup,
+    TreeSpeculation,
+    from_config,
+    load_drafter,
+    load_mtp,
+    optimize,
+    speed_up,
+)
+from treespec.heads import Mtp
+from treespec.hf.introspect import CACHE_NAME
+
+
+class RecordedMtp(Recorded, Mtp):
+    pass
+
+
+def recorded(made, **options):
+    loaded = load_mtp(made.target, **options)
+    return RecordedMtp(loaded.head, loaded.hidden_layers, options.get("max_length"))
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Checkpoints by family and number of layers, each written once."""
+    known = {}
+
+    def checkpoint(name, num_layers=1):
+        if (name, num_layers) not in known:
+            known[name, num_layers] = write(tmp_path_factory.mktemp(name), name, num_layers)
+        return known[name, num_layers]
+
+    return checkpoint
+
+
+COUNTS = [(name, 1) for name in FAMILIES] + [("deepseek_v3", 3), ("qwen3_5", 2), ("mimo", 2)]
+
+
+@pytest.mark.parametrize("do_sample", [pytest.param(False, marks=pytest.mark.slow), True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("name", "num_layers"), COUNTS)
+def test_distributions_equal_the_plain_reading(checkpoints, name, num_layers, do_sample):
+    made = checkpoints(name, num_layers)
+    drafter = recorded(made)
+    options = {"top_k": 0} if do_sample else {}
+    run(made.target, drafter, left_padded([9, 4]), 6, do_sample, tree=KAry((2, 2, 1, 1)), **options)
+    assert check_distributions(made.target, drafter, PlainMtp(made)) > 40
+
+
+@pytest.mark.parametrize(("name", "num_layers"), [("deepseek_v3", 1), ("deepseek_v3", 3), ("glm4_moe", 2)])
+def test_the_plain_reading_is_transformers_own(checkpoints, monkeypatch, name, num_layers):
+    """Its chains are as deep as there are layers."""
+    made = checkpoints(name, num_layers)
+    target = made.target
+    monkeypatch.setattr(target, "_keys_to_ignore_on_load_unexpected", {r"model\.layers\.[2-9].*"})
+    theirs = MtpModel.from_pretrained(target).eval()
+    ids = zoo.prompts(1, 12)
+    with torch.no_grad():
+        scored = target(ids, output_hidden_states=True)
+        text = torch.cat([ids, scored.logits[:, -1:].argmax(-1)], 1)
+        drafted, logits, _ = theirs(
+            input_ids=text[:, 1:],
+            last_hidden_states=scored.hidden_states[-1],
+            attention_mask=None,
+            position_ids=torch.arange(1, 13).unsqueeze(0),
+            mtp_cache=MtpCache(config=target.config.get_mtp_config()),
+        )
+    assert drafted.shape == (1, num_layers)
+    for depth in range(num_layers):
+        path = drafted[0, :depth].tolist()
+        own = PlainMtp(made).logits(scored.hidden_states[-1][0], text[0].tolist(), path)
+        torch.testing.assert_close(own, logits[0, depth].double(), atol=2e-5, rtol=1e-4)
+
+
+def test_chains_are_those_of_use_mtp(checkpoints, monkeypatch):
+    made = checkpoints("deepseek_v3", 3)
+    monkeypatch.setattr(made.target, "_keys_to_ignore_on_load_unexpected", {r"model\.layers\.[2-9].*"})
+    theirs = []
+    original = MtpModel.forward
+    monkeypatch.setattr(MtpModel, "forward", lambda *args, **kwargs: _kept(theirs, original(*args, **kwargs)))
+    inputs = left_padded([9])
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    plain = made.target.generate(**inputs, **options, use_mtp=True)
+    drafter = recorded(made)
+    out, _ = run(made.target, drafter, inputs, 12, tree=Chain(3), eos_token_id=None)
+    assert out.equal(plain)
+    ours = [step.trees.trees[0].tokens[1:].tolist() for step in drafter.steps]
+    # The first step knows the prompt only here, and the token after it too there.
+    ours = [chain for chain in ours if len(chain) == 3]
+    assert len(ours) > 6
+    assert sum(chain in theirs for chain in ours) >= len(ours) - 1
+
+
+def _kept(found, result):
+    found.append(result[0][0].tolist())
+    return result
+
+
+POLICIES = {"tree": KAry((2, 2, 1)), "best first": BestFirst(10), "chain": Chain(3), "auto": "auto"}
+
+
+EVERY_POLICY = ("deepseek_v3", "qwen3_5")
+GREEDY = [(name, policy) for name in FAMILIES for policy in (POLICIES if name in EVERY_POLICY else ("tree", "auto"))]
+
+
+@pytest.mark.parametrize(("name", "policy"), GREEDY)
+def test_greedy_output_is_plain_output(checkpoints, name, policy):
+    target = checkpoints(name).target
+    inputs = left_padded([9, 1, 5, 2])
+    plain = target.generate(**inputs, max_new_tokens=16, do_sample=False)
+    out, stats = run(target, load_drafter("mtp", target), inputs, 16, tree=POLICIES[policy])
+    assert out.equal(plain)
+    assert policy == "auto" or stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
+def test_texts_shorter_than_there_are_layers(checkpoints, length):
+    made = checkpoints("deepseek_v3", 3)
+    drafter, inputs = recorded(made), left_padded([length])
+    plain = made.target.generate(**inputs, max_new_tokens=9, do_sample=False, eos_token_id=None)
+    out, _ = run(made.target, drafter, inputs, 9, tree=KAry((2, 1, 1, 1)), eos_token_id=None)
+    assert out.equal(plain)
+    assert check_distributions(made.target, Late(drafter), PlainMtp(made)) > 10
+
+
+class Late:
+    """Steps whose text is longer than there are layers: before that some layers have nothing to read."""
+
+    def __init__(self, drafter):
+        self.hidden_layers = drafter.hidden_layers
+        self.steps = [step for step in drafter.steps if len(step.texts[0]) > 3]
+
+
+def test_long_prompts_are_read_in_parts(checkpoints, monkeypatch):
+    monkeypatch.setattr("treespec.heads.drafting.unread_features.MAX_COLUMNS", 5)
+    made = checkpoints("deepseek_v3", 3)
+    drafter = recorded(made)
+    run(made.target, drafter, left_padded([14, 5, 8]), 5, tree=KAry((2, 1, 1)), eos_token_id=None)
+    assert check_distributions(made.target, drafter, PlainMtp(made)) > 20
+
+
+def test_a_cache_that_held_the_first_tokens_leaves_positions_right(checkpoints):
+    made = checkpoints("deepseek_v3", 3)
+    drafter, ids, cache = recorded(made), zoo.prompts(1, 12), DynamicCache()
+    with torch.no_grad():
+        made.target(ids[:, :6], **{CACHE_NAME: cache})
+    run(made.target, drafter, {"input_ids": ids, CACHE_NAME: cache}, 6, tree=KAry((2, 1, 1)), eos_token_id=None)
+    assert check_distributions(made.target, drafter, PlainMtp(made), first=6) > 15
+
+
+JOINT = {
+    "deepseek, tree": ("deepseek_v3", 1, "traversal", KAry((2, 2)), PLAIN),
+    "deepseek, warped tree of two layers": ("deepseek_v3", 2, "traversal", BestFirst(6), WARPED),
+    "deepseek, chain": ("deepseek_v3", 1, "token", Chain(2), WARPED),
+    "qwen, tree": ("qwen3_5", 1, "traversal", KAry((2, 1)), WARPED),
+}
+
+
+SLOW = ("deepseek, tree",)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in JOINT])
+def test_joint_distribution_is_the_targets(tmp_path, monkeypatch, name):
+    """Three sampled tokens of a vocabulary of eight."""
+    monkeypatch.setattr(zoo, "VOCAB_SIZE", VOCAB_SIZE)
+    family, num_layers, rule, policy, options = JOINT[name]
+    made = write(tmp_path, family, num_layers, vocab_size=VOCAB_SIZE)
+    made.target.generation_config.eos_token_id = None
+    models = tiny_models()._replace(target=made.target)
+    result = run_case(
+        Case(rule, policy, name, options, lambda models: load_mtp(models.target)), models, num_batches=1, num_rows=1000
+    )
+    assert result["p"] > 1e-3
+    assert result["block_efficiency"] > 1.05
+
+
+@pytest.mark.parametrize("draft_vocab", [40, list(range(5, 90, 3))], ids=["first ids", "ids"])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_part_of_the_vocabulary_is_drafted(checkpoints, draft_vocab, do_sample):
+    target = checkpoints("glm4_moe").target
+    drafter = recorded(checkpoints("glm4_moe"), draft_vocab=draft_vocab)
+    inputs = left_padded([9, 5])
+    out, _ = run(target, drafter, inputs, 12, do_sample, tree=BestFirst(8), top_k=0 if do_sample else None)
+    if not do_sample:
+        assert out.equal(target.generate(**inputs, max_new_tokens=12, do_sample=False))
+    drafted = {token for step in drafter.steps for tree in step.trees.trees for token in tree.tokens[1:].tolist()}
+    assert drafted <= set(range(40) if isinstance(draft_vocab, int) else draft_vocab)
+    assert len(drafted) > 5
+    assert drafter.num_weights < load_mtp(target).num_weights
+
+
+def test_the_layers_are_a_method_of_configurations(checkpoints):
+    target = checkpoints("qwen3_5").target
+    inputs = left_padded([9, 4])
+    plain = target.generate(**inputs, max_new_tokens=10, do_sample=False)
+    speculation = from_config({"method": "mtp", "num_speculative_tokens": 2}, target=target)
+    assert target.generate(**inputs, max_new_tokens=10, do_sample=False, custom_generate=speculation).equal(plain)
+    assert speculation.stats.num_draft_tokens > 0
+
+
+def test_they_merge_with_others(checkpoints):
+    target = checkpoints("mimo").target
+    speculation = TreeSpeculation([load_mtp(target), SuffixLookup()], tree=8)
+    inputs = left_padded([9, 4])
+    plain = target.generate(**inputs, max_new_tokens=10, do_sample=False)
+    assert target.generate(**inputs, max_new_tokens=10, do_sample=False, custom_generate=speculation).equal(plain)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "mimo"])
+def test_layers_run_in_their_own_dtype(tmp_path, name):
+    target, inputs = write(tmp_path, name).target, left_padded([6, 3])
+    drafter = load_mtp(target)
+    target.to(torch.bfloat16)
+    drafter.head.layers.to(torch.float32)
+    out, stats = run(target, drafter, inputs, 8, tree=BestFirst(6))
+    assert out.equal(target.generate(**inputs, max_new_tokens=8, do_sample=False))
+    assert stats.num_draft_tokens > 0
+    assert run(target, drafter, inputs, 8, do_sample=True, tree=KAry((2, 1)))[1].num_draft_tokens > 0
+
+
+def test_long_texts_end_drafting(checkpoints):
+    made = checkpoints("mimo")
+    drafter = recorded(made, max_length=12)
+    run(made.target, drafter, left_padded([9]), 12, tree=Chain(7), eos_token_id=None)
+    depths = [(len(step.texts[0]), int(step.trees.depths.max())) for step in drafter.steps]
+    assert all(depth <= max(13 - length, 0) for length, depth in depths)
+    assert max(depths)[0] > 12
+    assert min(depths)[1] > 2
+
+
+def test_the_snippet_of_the_docs_runs(capsys):
+    names = run_snippet("MTP layers", page="heads.md")
+    assert "\nqwen " in capsys.readouterr().out
+    assert names["speculation"].stats.num_draft_tokens > 0
+
+
+def test_what_is_done_to_a_head_leaves_the_target_alone(checkpoints):
+    made = checkpoints("mimo")
+    before = {name: weight.clone() for name, weight in made.target.state_dict().items()}
+    drafter, inputs = load_mtp(made.target), left_padded([9, 4])
+    optimize(drafter.head, dtype=torch.int8)
+    drafter.head.to(torch.float64)
+    assert all(weight.equal(before[name]) for name, weight in made.target.state_dict().items())
+    plain = made.target.generate(**inputs, max_new_tokens=10, do_sample=False)
+    out, stats = run(made.target, drafter, inputs, 10, tree=BestFirst(6))
+    assert out.equal(plain)
+    assert stats.num_draft_tokens > 0
+
+
+def test_speed_up_takes_them(checkpoints):
+    target = checkpoints("mimo").target
+    speculation = speed_up(target)
+    try:
+        assert "the checkpoint's MTP layers" in str(speculation)
+        inputs = left_padded([9, 4])
+        plain = target.generate(**inputs, max_new_tokens=10, do_sample=False)
+        assert target.generate(**inputs, max_new_tokens=10, do_sample=False, custom_generate=speculation).equal(plain)
+    finally:
+        speculation.restore()

@@ -1,0 +1,212 @@
+"""MTP layers in files: where they are looked for, and what is refused by name."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from helpers import multimodal, zoo
+from helpers.head_runs import left_padded, run
+from helpers.mtp_files import FAMILIES, write
+from helpers.tiny import tiny_llama
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+from treespec import BestFirst, Chain, from_config, load_drafter, load_mtp
+from treespec.errors import CheckpointError, ConfigError, UnsupportedModelError
+from treespec.hf.loading.named import named_drafters
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("glm4_moe")
+    write(folder, "glm4_moe")
+    return folder
+
+
+@pytest.fixture
+def folder(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "copy")
+
+
+def change(folder, edit):
+    tensors = load_file(folder / WEIGHTS)
+    edit(tensors)
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+
+def target_of(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def test_a_target_that_was_not_loaded_from_files(original):
+    target = zoo.build("glm4_moe")
+    with pytest.raises(CheckpointError, match=r"'' is neither a folder nor in the hub's cache: give load_mtp"):
+        load_mtp(target)
+    assert load_mtp(target, original).head.config.layout == "deepseek"
+    with pytest.raises(CheckpointError, match=r"'no/where' is neither a folder"):
+        load_mtp(target, "no/where")
+
+
+def test_weights_that_were_dropped_are_named(folder):
+    """As `save_pretrained` does."""
+    target = target_of(folder)
+    target.save_pretrained(folder / "again")
+    again = target_of(folder / "again")
+    expected = r"names 1 MTP layers, but the files in .*again hold none of their weights: what wrote them \(save_pretr"
+    for call in (load_mtp, lambda model: load_drafter("mtp", model), lambda model: _named(model)):
+        with pytest.raises(CheckpointError, match=expected):
+            call(again)
+    assert load_mtp(again, folder).hidden_layers == (2,)
+
+
+def _named(model):
+    return named_drafters(["mtp"], model, None, "glm")
+
+
+def test_a_target_without_such_layers(tmp_path):
+    tiny_llama().save_pretrained(tmp_path)
+    with pytest.raises(
+        CheckpointError, match="holds no MTP layers, and the configuration of LlamaForCausalLM names none"
+    ):
+        load_mtp(target_of(tmp_path))
+
+
+def drop(ending):
+    def edit(tensors):
+        del tensors[next(name for name in tensors if name.startswith("model.layers.2.") and name.endswith(ending))]
+
+    return edit
+
+
+def rename(old, new):
+    def edit(tensors):
+        for name in [name for name in tensors if old in name]:
+            tensors[name.replace(old, new)] = tensors.pop(name)
+
+    return edit
+
+
+def put(name, tensor):
+    return lambda tensors: tensors.update({name: tensor})
+
+
+WRONG = {
+    "a norm is missing": (drop("hnorm.weight"), "lacks layers.2.hnorm.weight, which MTP layers of the deepseek layout"),
+    "a projection is missing": (drop("q_proj.weight"), r"not those of Glm4Moe.*layers.0.self_attn.q_proj.weight"),
+    "another layout": (
+        drop("eh_proj.weight"),
+        r"a layout that is not read \(deepseek, qwen, mimo, ernie, nemotron are\)",
+    ),
+    "a tensor of another layer": (
+        put("mtp.extra", torch.zeros(1)),
+        "that no MTP layer of the deepseek layout has: mtp.ex",
+    ),
+    "an unknown tensor": (put("model.layers.2.wobble", torch.zeros(1)), "unknown or of another shape: layers.0.wobble"),
+    "another size": (put("model.layers.2.hnorm.weight", torch.zeros(8)), r"hidden_norm expected \[32\], got \[8\]"),
+    "a projection of another size": (
+        put("model.layers.2.eh_proj.weight", torch.zeros(32, 32)),
+        r"projection expected \[32, 64\], got \[32, 32\]",
+    ),
+    "integers": (put("model.layers.2.eh_proj.weight", torch.zeros(32, 64).char()), "not plain floating-point numbers"),
+    "damaged": (put("model.layers.2.eh_proj.weight", torch.full((32, 64), torch.nan)), "NaN or infinity"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_files_are_refused_by_name(original, folder, name):
+    edit, message = WRONG[name]
+    target = target_of(original)
+    change(folder, edit)
+    with pytest.raises(CheckpointError, match=message):
+        load_mtp(target, folder)
+
+
+def test_copies_of_the_targets_weights_are_not_read(folder):
+    names = ("embed_tokens", "shared_head.head")
+    copies = {f"model.layers.2.{name}.weight": torch.full((zoo.VOCAB_SIZE, 32), torch.nan) for name in names}
+    target = target_of(folder)
+    change(folder, lambda tensors: tensors.update(copies))
+    assert load_mtp(target).head.config.num_layers == 1
+
+
+def test_layers_of_another_model(original):
+    with pytest.raises(CheckpointError, match=r"are not those of Qwen2ForCausalLM"):
+        load_mtp(zoo.build("qwen2"), original)
+
+
+def test_sparse_attention_is_refused(tmp_path):
+    target = zoo.build("glm_moe_dsa")
+    target.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS)
+    copies = {n.replace("layers.1.", "layers.2."): t.clone() for n, t in tensors.items() if "layers.1." in n}
+    for name, shape in {"enorm": (32,), "hnorm": (32,), "eh_proj": (32, 64), "shared_head.norm": (32,)}.items():
+        copies[f"model.layers.2.{name}.weight"] = torch.ones(shape)
+    save_file(tensors | copies, tmp_path / WEIGHTS, {"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match="their attention is sparse"):
+        load_mtp(target, tmp_path)
+
+
+@pytest.mark.parametrize("draft_vocab", [0, -1, True, [], [1, 1], [96], [-1], "tokens", [1.0]])
+def test_wrong_parts_of_the_vocabulary(original, draft_vocab):
+    with pytest.raises(ConfigError, match="draft_vocab must be"):
+        load_mtp(target_of(original), draft_vocab=draft_vocab)
+
+
+def test_wrong_calls(original):
+    target = target_of(original)
+    with pytest.raises(ConfigError, match="leave out hidden_layers"):
+        load_drafter("mtp", target, hidden_layers=(1,))
+    with pytest.raises(ConfigError, match="needs the target model"):
+        from_config({"method": "mtp", "num_speculative_tokens": 1})
+    with pytest.raises(ConfigError, match="max_length"):
+        load_drafter("mtp", target, max_length=0)
+
+
+def test_files_in_several_parts(folder):
+    tensors = load_file(folder / WEIGHTS)
+    parts = [{n: t for n, t in tensors.items() if ("experts" in n) is is_first} for is_first in (True, False)]
+    (folder / WEIGHTS).unlink()
+    names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    for name, part in zip(names, parts, strict=True):
+        save_file(part, folder / name, {"format": "pt"})
+    index = {name: file for file, part in zip(names, parts, strict=True) for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    target, inputs = target_of(folder), left_padded([6, 4])
+    out, stats = run(target, load_mtp(target), inputs, 8, tree=BestFirst(6))
+    assert out.equal(target.generate(**inputs, max_new_tokens=8, do_sample=False))
+    assert stats.num_draft_tokens > 0
+
+
+def test_a_multimodal_target(tmp_path):
+    """Its text part has the layers, and its file names them as a text model's does."""
+    target = multimodal.build(multimodal.BY_NAME["qwen3_5"])
+    target.save_pretrained(tmp_path)
+    donor = write(tmp_path / "text", "qwen3_5", vocab_size=zoo.VOCAB_SIZE)
+    text = load_file(tmp_path / "text" / WEIGHTS)
+    mtp = {name: tensor for name, tensor in text.items() if name.startswith("mtp.")}
+    assert donor.target.config.hidden_size == target.config.get_text_config().hidden_size
+    change(tmp_path, lambda tensors: tensors.update(mtp))
+    target = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    inputs = left_padded([6, 4])
+    out, stats = run(target, load_mtp(target), inputs, 8, tree=Chain(3))
+    assert out.equal(target.generate(**inputs, max_new_tokens=8, do_sample=False))
+    assert stats.num_draft_tokens > 0
+
+
+def test_drawing_what_is_missing_leaves_torchs_generator_alone(original):
+    target = target_of(original)
+    torch.manual_seed(5)
+    load_mtp(target)
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.rand(1).equal(drawn)
+
+
+def test_every_layout_has_a_family():
+    from treespec.heads.mtp.files import LAYOUTS
+
+    names = {json.dumps(dict(family.names)) for family in FAMILIES.values()}
+    assert len(names) == len(LAYOUTS)

@@ -1,0 +1,300 @@
+"""Models with states through the whole engine: identity with plain `generate`, states after commits, fallbacks."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+
+import pytest
+import torch
+from helpers.rounds import Game, cache_error, recurrent_states
+from helpers.zoo import ARCHITECTURES, VOCAB_SIZE, Architecture, build, prompts
+from transformers import PreTrainedModel
+
+import treespec
+from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
+from treespec.errors import TreespecWarning, UnsupportedModelError
+from treespec.hf import make_scorer
+from treespec.hf.models.capability import keeps_states
+from treespec.hf.models.recurrent_scorer import RecurrentScorer
+from treespec.hf.recurrent import operators
+from treespec.hf.recurrent.scorer import StateScorer
+from treespec.lab.selftest.drafters import Planted
+from treespec.policies import BestFirst, Chain, KAry
+from treespec.protocols import Capability
+from treespec.testing import enumerate_continuations, g_test, uncached
+
+TOLERANCE = 1e-4
+SERVED = [
+    architecture
+    for architecture in ARCHITECTURES
+    if architecture.capability == Capability.TREE and keeps_states(build(architecture))
+]
+KINDS = ("lfm2", "qwen3_5_text", "kimi_linear", "bamba", "jamba")
+"""One architecture of each kind: convolutions alone, delta rules with decays per head and channel, Mamba-2 and 1."""
+OPTIONS = {"do_sample": False, "pad_token_id": 0, "eos_token_id": VOCAB_SIZE + 1}
+
+
+def filled(model: PreTrainedModel, num_rows: int = 1, length: int = 20) -> StateScorer:
+    scorer = StateScorer(model)
+    ids = prompts(num_rows, length)
+    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    return scorer
+
+
+def copies(scorer: StateScorer) -> list[torch.Tensor]:
+    return [state.clone() for state in recurrent_states(scorer.cache)]
+
+
+def is_same(scorer: StateScorer, states: list[torch.Tensor]) -> bool:
+    return all(torch.equal(*pair) for pair in zip(recurrent_states(scorer.cache), states, strict=True))
+
+
+def test_at_least_twelve_architectures_are_served():
+    assert len(SERVED) >= 12
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_rejected_trees_leave_states_and_keys_as_they_were(name):
+    scorer = filled(build(name), 2)
+    states, slots = copies(scorer), scorer._state.num_slots
+    parents = torch.tensor([[-1, 0, 0, 1, 2], [-1, 0, 1, 1, -2]])
+    scorer.extend(prompts(2, 5, seed=1), parents)
+    assert is_same(scorer, states)
+    scorer.commit([(), ()])
+    assert is_same(scorer, states)
+    assert scorer._state.num_slots == slots
+    scorer.extend(prompts(2, 5, seed=1), parents)
+    scorer.commit([(0, 2), ()])
+    assert not is_same(scorer, states)
+    assert all(torch.equal(new[1], old[1]) for new, old in zip(recurrent_states(scorer.cache), states, strict=True))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_commit_makes_no_pass_of_the_model(name):
+    model = build(name)
+    scorer = filled(model)
+    scorer.extend(prompts(1, 3, seed=1), torch.tensor([[-1, 0, 0]]))
+    calls = []
+    handle = model.register_forward_pre_hook(lambda *_: calls.append(1))
+    scorer.commit([(0, 2)])
+    handle.remove()
+    assert not calls
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_texts_may_begin_with_a_tree(name):
+    """A prompt of one token has no cached tokens: states of nothing, then of the first tree's path."""
+    model = build(name)
+    game = Game(model, StateScorer(model), [0, 0])
+    assert game.play(3, num_passes=2) <= TOLERANCE
+    assert game.cache_error() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_shortest_padded_batches(name):
+    model = build(name)
+    game = Game(model, StateScorer(model), [1, 0, 1])
+    assert game.play(3) <= TOLERANCE
+    for pads in ([0, 1], [0, 2, 1]):
+        ids = prompts(len(pads), 1 + max(pads))
+        mask = torch.arange(ids.shape[1]) >= torch.tensor(pads).unsqueeze(1)
+        check_identity(model, ids.masked_fill(~mask, 0), mask, 12, treespec.TreeSpeculation(TokenRecycling(), tree=8))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_error_within_a_pass_leaves_the_scorer_usable(name):
+    model = build(name)
+    scorer, ids, tokens = filled(model), prompts(1, 20), prompts(1, 3, seed=1)
+    scorer.extend(tokens[:, :1], torch.tensor([[-1]]))
+    states = copies(scorer)
+
+    def fail(*_):
+        raise RuntimeError("out of order")
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="out of order"):
+        scorer.extend(tokens[:, 1:], torch.tensor([[0, 0]]))
+    handle.remove()
+    assert is_same(scorer, states)
+    scorer.commit([()])
+    logits = scorer.extend(tokens, torch.tensor([[-1, 0, 1]])).logits
+    with torch.no_grad():
+        expected = model(input_ids=torch.cat([ids, tokens], 1), use_cache=False).logits[:, -3:]
+    assert (logits - expected).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_chains_and_single_tokens_go_the_same_way(name):
+    model = build(name)
+    scorer = make_scorer(model)
+    assert isinstance(scorer, StateScorer)
+    ids = prompts(2, 24)
+    for policy in (Chain(4), 1):
+        speculation = treespec.TreeSpeculation(Planted(plain_texts(model, ids, 20), VOCAB_SIZE, 1), tree=policy)
+        check_identity(model, ids, torch.ones_like(ids), 20, speculation)
+
+
+def plain_texts(model, ids, num_new, mask=None):
+    mask = torch.ones_like(ids) if mask is None else mask
+    out = model.generate(ids, attention_mask=mask.long(), max_new_tokens=num_new, **OPTIONS)
+    return out[:, ids.shape[1] :].tolist()
+
+
+def check_identity(model, ids, mask, num_new, speculation):
+    options = {"attention_mask": mask.long(), "max_new_tokens": num_new, **OPTIONS}
+    plain = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, **options, custom_generate=speculation), plain)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_draft_models_with_states_grow_trees(name):
+    """A target and its twin as draft model; every level is a pass whose nodes follow pending ones."""
+    model = build(name)
+    draft = DraftModel(make_scorer(build(name)))
+    speculation = treespec.TreeSpeculation(draft, tree=KAry((2, 2, 1)))
+    ids = prompts(2, 20)
+    check_identity(model, ids, torch.ones_like(ids), 16, speculation)
+    assert speculation.stats.mean_acceptance_length > 3  # The draft model is the target.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", SERVED, ids=str)
+@pytest.mark.parametrize("num_nodes", [4, 16, 48])
+def test_long_greedy_texts_equal_generate(architecture: Architecture, num_nodes: int):
+    """Batches of one and three with padding, trees in which the true continuation is at random ranks."""
+    model = build(architecture)
+    for padding in ([0], [0, 5, 12]):
+        mask = torch.arange(30) >= torch.tensor(padding).unsqueeze(1)
+        ids = prompts(len(padding), 30, seed=num_nodes).masked_fill(~mask, 0)
+        drafter = Planted(plain_texts(model, ids, 80, mask), VOCAB_SIZE, 4)
+        speculation = treespec.TreeSpeculation(drafter, tree=BestFirst(num_nodes))
+        check_identity(model, ids, mask, 80, speculation)
+        assert any(rank > 0 for rank in speculation.stats.num_accepted_at_rank)
+
+
+@torch.no_grad()
+def rounding_of(model: PreTrainedModel, dtype: torch.dtype, num_nodes: int) -> tuple[float, float]:
+    """Errors of a tree's logits and of the model's own passes, token by token or in chunks, from float64-like ones.
+
+    The yardstick is the same weights in float32, in one plain pass.
+    """
+    ids, tokens = prompts(1, 20), prompts(1, num_nodes, seed=1)
+    whole = torch.cat([ids, tokens], 1)
+    expected = model.float()(input_ids=whole, use_cache=False).logits[0, 20:]
+    model = model.to(dtype)
+    scorer = RecurrentScorer(model, capability=Capability.PLAIN)
+    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    parts = [
+        scorer.extend(token, torch.tensor([[number - 1]])).logits for number, token in enumerate(tokens.split(1, 1))
+    ]
+    plain = [torch.cat(parts, 1)[0], model(input_ids=whole, use_cache=False).logits[0, 20:]]
+    tree = filled(model).extend(tokens, torch.arange(-1, num_nodes - 1)[None]).logits[0]
+    return (tree - expected).abs().max().item(), max((part - expected).abs().max().item() for part in plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", KINDS)
+def test_rounding_is_that_of_the_models_own_passes(name, dtype):
+    found, own = rounding_of(build(name), dtype, 48)
+    assert found <= 2 * own + 1e-5
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_bfloat16(name):
+    model = build(name).to(torch.bfloat16)
+    assert make_scorer(model).capability == Capability.TREE
+    ids = prompts(2, 16)
+    speculation = treespec.TreeSpeculation(TokenRecycling(), tree=8)
+    out = model.generate(ids, max_new_tokens=12, **OPTIONS, custom_generate=speculation)
+    assert out.shape == (2, 28)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_joint_distribution_is_the_targets(name):
+    """A G-test of three sampled tokens from the eight likeliest, drafted by trees of another model's samples."""
+    model, ids = build(name), prompts(1, 8)
+    kept = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
+    kept[10:18] = True
+
+    def process(_, scores):
+        return scores.masked_fill(~kept, -torch.inf)
+
+    exact = enumerate_continuations(uncached(model, ids[0], process), 3).joint
+    draft = DraftModel(make_scorer(build("llama")))
+    speculation = treespec.TreeSpeculation(draft, tree=KAry((2, 2)), seed=0)
+    out = model.generate(
+        ids.expand(600, -1),
+        max_new_tokens=3,
+        do_sample=True,
+        top_k=0,
+        pad_token_id=0,
+        eos_token_id=VOCAB_SIZE + 1,
+        suppress_tokens=(~kept).nonzero().flatten().tolist(),
+        custom_generate=speculation,
+    )
+    assert g_test(Counter(map(tuple, out[:, 8:].tolist())), exact) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_random_options(seed):
+    """Architecture, rows, padding, tree, drafter, processors, rule and stopping at random."""
+    choice = random.Random(seed)
+    for _ in range(10):
+        model = build(choice.choice(SERVED))
+        pads = [0, *(choice.randrange(6) for _ in range(choice.randrange(3)))]
+        mask = torch.arange(12) >= torch.tensor(pads).unsqueeze(1)
+        ids = prompts(len(pads), 12, seed=choice.randrange(100)).masked_fill(~mask, 0)
+        drafter = choice.choice(
+            [TokenRecycling(), SuffixLookup(), [TokenRecycling(), SuffixLookup()], DraftModel(make_scorer(model))]
+        )
+        tree = choice.choice(["auto", 4, 16, Chain(3), BestFirst(9)])
+        rule = choice.choice(["auto", "target_walk", "recursive", "traversal"])
+        options = choice.choice([{}, {"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 4}])
+        options |= {"attention_mask": mask.long(), "max_new_tokens": choice.randrange(1, 30), **OPTIONS}
+        options["eos_token_id"] = choice.choice([VOCAB_SIZE + 1, 7])
+        plain = model.generate(ids, **options)
+        speculation = treespec.TreeSpeculation(drafter, tree=tree, verification=rule)
+        assert torch.equal(model.generate(ids, **options, custom_generate=speculation), plain), (seed, options)
+
+
+def test_plain_passes_of_other_threads_stay_plain():
+    """The functions of a modelling file are other ones for the thread of the tree pass alone."""
+    model, ids = build("bamba"), prompts(2, 20)
+    plain = model.generate(ids, max_new_tokens=40, **OPTIONS)
+    found = []
+
+    def decode():
+        found.append(model.generate(ids, max_new_tokens=40, **OPTIONS))
+
+    threads = [threading.Thread(target=decode) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    speculation = treespec.TreeSpeculation(TokenRecycling(), tree=8)
+    for _ in range(3):
+        out = model.generate(ids, max_new_tokens=40, **OPTIONS, custom_generate=speculation)
+        assert torch.equal(out, plain)
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(out, plain) for out in found)
+    assert len(found) == 2
+
+
+def test_returned_caches_continue_the_text():
+    model, ids = build("qwen3_next"), prompts(1, 20)
+    speculation = treespec.TreeSpeculation(TokenRecycling(), tree=8)
+    out = model.generate(ids, max_new_tokens=10, **OPTIONS, return_dict_in_generate=True, custom_generate=speculation)
+    assert (
+        cache_error(model, out.past_key_values, torch.ones(1, 29, dtype=torch.bool), out.sequences[:, :-1]) <= TOLERANCE
+    )
+
+
+def test_unknown_recurrences_decode_by_snapshots(monkeypatch):
+    monkeypatch.delitem(operators._RECURRENCES, "mamba2_chunk_scan")
+    model = build("bamba")
+    with pytest.raises(UnsupportedModelError, match="BambaMixer has no form for trees"):
+        StateScorer(model)
+    with pytest.warns(TreespecWarning, match="by chains because .* BambaMixer"):
+        assert isinstance(make_scorer(model), RecurrentScorer)

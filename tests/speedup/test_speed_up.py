@@ -1,0 +1,210 @@
+"""`speed_up`: what it finds, that it changes no token, what it says, and that it can be undone."""
+
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import mtp_files
+from helpers.tiny import tiny_llama
+from helpers.wrong_heads import EAGLE, write
+from transformers import LlamaForCausalLM
+
+import treespec
+from treespec.cpu.kernel_plan import KernelPlan
+from treespec.cpu.linear_kernels import NUM_ROWS, FastForward
+from treespec.cpu.native import NativeError
+from treespec.errors import ConfigError, TreespecError, UnsupportedModelError
+from treespec.heads import Eagle3
+from treespec.speedup import kernels, sources
+
+PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6]])
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "some-model"
+    tiny_llama(num_layers=8).save_pretrained(folder)
+    return LlamaForCausalLM.from_pretrained(folder).eval()
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Kernels that have to be compiled first: an event that lets the compiler end."""
+    ready = threading.Event()
+    monkeypatch.setattr(kernels, "is_compiled", lambda folder: False)
+    monkeypatch.setattr(kernels, "load_library", lambda folder, is_background: ready.wait(60))
+    monkeypatch.setattr(kernels, "optimize", lambda model, **_: Optimized(model))
+    yield ready
+    ready.set()
+
+
+class Optimized:
+    """What stands for an optimised model."""
+
+    def __init__(self, model):
+        self.plan = KernelPlan(dict.fromkeys(NUM_ROWS, "native"))
+
+
+def beside(model, name):
+    return Path(model.config.name_or_path) / name
+
+
+def is_optimized(model):
+    return any(isinstance(vars(module).get("forward"), FastForward) for module in model.modules())
+
+
+@pytest.mark.parametrize("place", ["head", "../some-model-eagle3", "../some-model.eagle3"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_head_beside_the_checkpoint_drafts_and_no_token_changes(model, place, rows):
+    write(beside(model, place), EAGLE)
+    prompt = PROMPT.repeat(rows, 1)
+    plain = model.generate(prompt, max_new_tokens=40, do_sample=False)
+    speculation = treespec.speed_up(model)
+    assert isinstance(speculation.found.drafters[0], Eagle3)
+    for _ in range(2):
+        assert model.generate(prompt, max_new_tokens=40, do_sample=False, custom_generate=speculation).equal(plain)
+    assert "the head in" in str(speculation)
+    assert f"{2 * rows * 40} tokens" in str(speculation)
+
+
+def test_a_head_of_another_model_is_said_and_left_out(model):
+    write(beside(model, "head"), EAGLE | {"target_hidden": 48})
+    (beside(model, "other")).mkdir()
+    (beside(model, "other") / "config.json").write_text("{}")
+    speculation = treespec.speed_up(model)
+    assert len(speculation.found.drafters) == 2
+    heads = [f"the head in {beside(model, name)}" for name in ("head", "other")]
+    assert sorted(speculation.found.missing) == ["a trained head", *heads]
+    assert "hidden states of size 48" in " ".join(str(speculation).split())
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "deepseek_v3"])
+def test_mtp_layers_of_the_checkpoint_draft(tmp_path, name):
+    target = mtp_files.write(tmp_path, name).target
+    target.generation_config.pad_token_id = 0
+    plain = target.generate(PROMPT, max_new_tokens=20, do_sample=False)
+    weights = {name: weight.clone() for name, weight in target.state_dict().items()}
+    speculation = treespec.speed_up(target)
+    assert speculation.found.names[0] == "the checkpoint's MTP layers"
+    assert target.generate(PROMPT, max_new_tokens=20, do_sample=False, custom_generate=speculation).equal(plain)
+    kinds = {choice for module in target.modules() for choice in kernels_of(module)}
+    assert "int8" not in kinds, "the head's 8 bits are not the target's"
+    assert all(weight.equal(weights[name]) for name, weight in target.state_dict().items())
+
+
+def kernels_of(module):
+    forward = vars(module).get("forward")
+    return forward._choices.values() if isinstance(forward, FastForward) else ()
+
+
+def test_known_heads_are_used_where_they_are_local_or_may_be_fetched(model, monkeypatch, tmp_path):
+    folder = str(write(tmp_path / "elsewhere", EAGLE))
+    monkeypatch.setattr(sources, "KNOWN_HEADS", {model.config.name_or_path: [folder]})
+    monkeypatch.setattr(sources, "try_to_load_from_cache", lambda *_: None)
+    found = treespec.speed_up(model).found
+    assert "is_download_allowed=True" in found.missing[f"the head {folder}"]
+    assert f"the head {folder}" in treespec.speed_up(model, is_download_allowed=True).found.names
+    monkeypatch.setattr(sources, "try_to_load_from_cache", lambda *_: "config.json")
+    assert f"the head {folder}" in treespec.speed_up(model).found.names
+
+
+def test_the_table_of_known_heads_names_hub_repositories():
+    for target, heads in sources.KNOWN_HEADS.items():
+        assert all(name.count("/") == 1 and name.strip() == name for name in (target, *heads))
+        assert len(set(heads)) == len(heads) > 0
+
+
+@pytest.mark.parametrize("name", ["HuggingFaceTB/SmolLM2-135M-Instruct", "/models/smollm2-135m-instruct-float32"])
+def test_what_ships_is_found_by_the_beginning_of_the_name(name, monkeypatch):
+    model = tiny_llama()
+    model.config.name_or_path = name
+    head = object()
+    monkeypatch.setattr(sources, "load_drafter", lambda folder, target: head)
+    found = sources.find_drafters(model, is_download_allowed=False)
+    assert found.names == ["the head that ships with treespec", "lookups, warm from the start"]
+    assert found.drafters[0] is head
+
+
+def test_without_a_head_lookups_draft_by_any_sampling(model):
+    speculation = treespec.speed_up(model, seed=3, record_steps=True)
+    options = {"max_new_tokens": 30, "do_sample": True, "temperature": 0.5}
+    first, again = (
+        model.generate(PROMPT, **options, custom_generate=treespec.speed_up(model, seed=3)) for _ in range(2)
+    )
+    assert first.equal(again)
+    assert speculation.options.seed == 3
+    assert speculation.options.record_steps
+    assert "none beside the checkpoint" in speculation.found.missing["a trained head"]
+    assert "not called yet" in str(speculation)
+
+
+def test_layers_are_optimized_and_restored(model):
+    plain = model.generate(PROMPT, max_new_tokens=30, do_sample=False)
+    speculation = treespec.speed_up(model)
+    assert is_optimized(model) == ("treespec's" in str(speculation))
+    assert model.generate(PROMPT, max_new_tokens=30, do_sample=False, custom_generate=speculation).equal(plain)
+    for _ in range(2):
+        speculation.restore()
+        assert not is_optimized(model)
+    assert model.generate(PROMPT, max_new_tokens=30, do_sample=False, custom_generate=speculation).equal(plain)
+
+
+def test_calls_do_not_wait_for_a_compiler(model, uncompiled):
+    speculation = treespec.speed_up(model)
+    compiling = speculation._kernels._compiling
+    plain = model.generate(PROMPT, max_new_tokens=8, do_sample=False)
+    assert model.generate(PROMPT, max_new_tokens=8, do_sample=False, custom_generate=speculation).equal(plain)
+    assert "meanwhile" in str(speculation)
+    copied = pickle.loads(pickle.dumps(speculation))
+    assert copied.found.names == speculation.found.names
+    uncompiled.set()
+    compiling.join()
+    assert model.generate(PROMPT, max_new_tokens=8, do_sample=False, custom_generate=speculation).equal(plain)
+    assert "treespec's for CPUs (native)" in str(speculation)
+
+
+def test_a_compiler_that_fails_leaves_the_layers_that_need_none(monkeypatch):
+    def fails(*_, **__):
+        raise NativeError("broken")
+
+    monkeypatch.setattr(kernels, "load_library", fails)
+    kernels._compile()  # In its thread it ends without a traceback.
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda patch: patch.setattr(kernels, "_free_memory", lambda: 1000), "of free memory"),
+        (lambda patch: patch.setattr(kernels, "optimize", raises), "no layer of that kind"),
+    ],
+)
+def test_why_layers_run_unchanged_is_said(model, monkeypatch, change, words):
+    monkeypatch.setattr(kernels, "is_compiled", lambda folder: True)
+    change(monkeypatch)
+    speculation = treespec.speed_up(model)
+    assert words in " ".join(str(speculation).split())
+    assert not is_optimized(model)
+
+
+def raises(*_, **__):
+    raise TreespecError("no layer of that kind")
+
+
+def test_a_model_on_another_device_is_left_as_it_is(model):
+    assert "the model's own device" in str(treespec.speed_up(model.to("meta")))
+
+
+def test_what_is_refused(model):
+    with pytest.raises(ConfigError, match="expected a transformers model"):
+        treespec.speed_up("a name")
+    with pytest.raises(ConfigError, match="chooses what drafts"):
+        treespec.speed_up(model, drafter=model)
+    with pytest.raises(TypeError, match="nonsense"):
+        treespec.speed_up(model, nonsense=1)
+    with pytest.raises(ConfigError, match="is_download_allowed"):
+        treespec.speed_up(model, is_download_allowed=1)
+    model.config.is_encoder_decoder = True
+    with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
+        treespec.speed_up(model)

@@ -1,0 +1,146 @@
+"""Trees of heads that read their own outputs: a pass per level over the head's own cache.
+
+The state of a position is known once the target has scored it, and pairs with the *next* token. So a step's first pass
+feeds the head one pair per token that was emitted since the last one, the root's last; its keys are kept for good.
+Every level of the tree below is one tree-masked pass whose features are the head's own outputs; those keys are dropped
+with the tree, because the true features replace them.
+"""
+
+from abc import abstractmethod
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from treespec.drafters.base import depth_room, single_nodes
+from treespec.heads.drafting.base import Head, HeadDrafter
+from treespec.heads.drafting.unread_features import Pairs, take_columns
+from treespec.heads.modules.kv_cache import DraftingCache
+from treespec.policies import BestFirst
+from treespec.policies.best_first import DENSE_DEPTH
+from treespec.policies.wrapping import shape_of
+from treespec.protocols import Frontier, Proposal
+from treespec.tree import TreeBatch
+from treespec.tree.transfer import upload
+
+
+class LevelDrafter(HeadDrafter[Head]):
+    """What `Eagle3` and `Mtp` have in common; subclasses run and read their head.
+
+    Axis letters: Z the width of what a pass gives per token, J layers with a mask of their own.
+    """
+
+    _outputs: list[Tensor]
+    """[B, F, Z] of every level: what the children of every expanded node read."""
+
+    @property
+    def _window(self) -> int | None:
+        """How many positions a token sees, itself included; None for all."""
+        return None
+
+    @abstractmethod
+    def _run_text(self, tokens: Tensor, states: Tensor, positions: Tensor, mask: Tensor, keys: DraftingCache) -> Tensor:
+        """A pass over committed tokens int64 [B, M] with the target's states before them [B, M, Y]: [B, M, Z]."""
+
+    @abstractmethod
+    def _run_drafted(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, keys: DraftingCache
+    ) -> Tensor:
+        """A pass over drafted tokens int64 [B, F] with the outputs of their parents [B, F, Z]: [B, F, Z]."""
+
+    @abstractmethod
+    def _read(self, states: Float[Tensor, "B F Z"], frontier: Frontier) -> tuple[Tensor, Tensor]:
+        """Logits [B, F, W] after nodes, and what their children read [B, F, Z], of the outputs of a pass."""
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        """Trees by the policy; roots alone where a root's feature is not known or the context is full."""
+        depth = min(max_depth, depth_room(self._session.history, self._max_length))
+        shape = shape_of(self._policy)
+        if isinstance(shape, BestFirst) and shape.depth is None:
+            depth = min(depth, DENSE_DEPTH)  # A level costs a pass, whether its distributions are dense or not.
+        if not self._unread.reaches_roots or depth < 1:
+            return single_nodes(self.root_tokens)
+        return self._policy.grow(self, depth)
+
+    def expand(self, frontier: Frontier) -> Proposal:
+        """See `DraftSource`; the first pass reads the tokens that were committed since the last step."""
+        with torch.no_grad():
+            states = self._catch_up() if frontier.is_root else self._run_level(frontier)
+            logits, outputs = self._read(states, frontier)
+            self._outputs = [outputs] if frontier.is_root else [*self._outputs, outputs]
+            return self._propose(logits, frontier)
+
+    def _catch_up(self) -> Float[Tensor, "B 1 Z"]:
+        """The head's outputs at the roots."""
+        roots: Tensor | None = None
+        for pairs in self._unread.take():
+            ends = self._read_committed(pairs, self._keys, self._unread.offsets)
+            roots = ends if roots is None else keep_where_none(pairs, ends, roots)
+        assert roots is not None
+        return roots
+
+    def _read_committed(self, pairs: Pairs, keys: DraftingCache, offsets: list[int]) -> Float[Tensor, "B 1 Z"]:
+        """A pass over committed tokens, whose keys are kept; returns the outputs at each row's last one.
+
+        `offsets`: see `UnreadFeatures`.
+        """
+        states, tokens, counts = pairs
+        num_columns = tokens.shape[1]
+        slots = np.array(keys.lengths)[:, None] + np.arange(num_columns)
+        positions = slots + np.array(offsets)[:, None]
+        last = np.maximum(np.array(counts)[:, None] - 1, 0)
+        num_slots = max(length + count for length, count in zip(keys.lengths, counts, strict=True))
+        mask = self._mask(self._sees(slots[..., None], np.arange(num_slots)), slots, np.arange(num_slots)[None])
+        arrays = map(torch.from_numpy, (positions, last, mask))
+        tokens, positions, last, mask = keys.begin_commit(counts, num_columns, tokens, *arrays)
+        return take_columns(self._run_text(tokens, states, positions, mask, keys), last)
+
+    def _run_level(self, frontier: Frontier) -> Float[Tensor, "B F Z"]:
+        """The head's outputs at nodes below the root. Padding reads the root's feature."""
+        keys = self._keys
+        num_nodes = frontier.tokens.shape[1]
+        # A node of depth d has the position of the d-th token after the root.
+        lengths, offsets = np.array([keys.lengths, self._unread.offsets])[..., None]
+        slots = lengths - 1 + frontier.expanded_depths.numpy()
+        nodes = slots[:, -num_nodes:]
+        committed = np.arange(keys.num_committed)
+        is_seen = np.repeat((committed < lengths)[:, None], num_nodes, 1)
+        is_above = frontier.ancestors.numpy()[..., 1:]
+        if self._window is not None:
+            is_seen &= self._sees(nodes[..., None], committed)
+            is_above = is_above & self._sees(nodes[..., None], slots[:, None, 1:])
+        key_slots = np.concatenate([np.broadcast_to(committed, (len(slots), len(committed))), slots[:, 1:]], -1)
+        mask = self._mask(np.concatenate([is_seen, is_above], -1), nodes, key_slots)
+        above, parents = self._above(frontier.parents.numpy())
+        arrays = map(torch.from_numpy, (parents, nodes + offsets, mask))
+        tokens, parents, positions, mask = upload(keys.device, frontier.tokens, *arrays)
+        keys.begin_pending(num_nodes)
+        return self._run_drafted(tokens, take_columns(above, parents), positions, mask, keys)
+
+    def _above(self, parents: Int[np.ndarray, "B F"]) -> tuple[Float[Tensor, "B E Z"], Int[np.ndarray, "B F"]]:
+        """The outputs of levels that hold all parents, of the last one if it does, and the parents' columns there."""
+        first = sum(level.shape[1] for level in self._outputs[:-1])
+        if (parents >= first).all():
+            return self._outputs[-1], parents - first
+        self._outputs = [torch.cat(self._outputs, 1)]
+        return self._outputs[0], np.maximum(parents, 0)
+
+    def _mask(
+        self, is_seen: Bool[np.ndarray, "B F S"], queries: Int[np.ndarray, "B F"], keys: Int[np.ndarray, "#B S"]
+    ) -> Bool[np.ndarray, "B #J F S"]:
+        """The masks of the head's layers from what is in the window and on the path; `queries`, `keys`: slots."""
+        return is_seen[:, None]
+
+    def _sees(self, queries: Int[np.ndarray, "B F 1"], keys: Int[np.ndarray, "... S"]) -> Bool[np.ndarray, "B F S"]:
+        """Whether a key's slot is in the window that ends at a query's."""
+        is_before = keys <= queries
+        return is_before if self._window is None else is_before & (keys > queries - self._window)
+
+
+def keep_where_none(pairs: Pairs, ends: Float[Tensor, "B 1 Z"], before: Float[Tensor, "B 1 Z"]) -> Tensor:
+    """The outputs at the last pairs of rows that have some, else those `before`."""
+    if min(pairs.counts) > 0:
+        return ends
+    (has_pairs,) = upload(ends.device, torch.tensor(pairs.counts, device="cpu")[:, None, None] > 0)
+    return torch.where(has_pairs, ends, before)

@@ -1,0 +1,185 @@
+"""MTP layers in the files of the target's own checkpoint, by the names that publishers give them.
+
+Names are compared without `model.` and `language_model.` in front. Sources: vLLM's readers (`deepseek_mtp`,
+`qwen3_next_mtp`, `qwen3_5_mtp`, `mimo_mtp`, `ernie_mtp`, `exaone_moe_mtp`, `nemotron_h_mtp`), transformers' `MtpModel`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from treespec.data.tensor_file import open_tensors
+from treespec.errors import CheckpointError
+from treespec.heads.files.checkpoint import read_finite_tensors, some, weight_files
+
+PREFIX = re.compile(r"^(?:model\.|language_model\.)+")
+COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
+"""Ends of names of the target's own embedding and output layer, which some layouts repeat; they are not read."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names of one layout; `{layer}` is the layer's number.
+
+    Args:
+        block: what the names of a decoder layer's tensors begin with.
+        embedding_norm, hidden_norm, projection: of the layer's inputs.
+        norm: of its output; None: there is none.
+        is_hidden_first: `projection` reads the state before the embedding.
+        is_after_target: numbers go on from the target's layers.
+        is_one_layer: all decoder layers are of one MTP layer, the first has its inputs' tensors and the last its norm.
+    """
+
+    name: str
+    block: str
+    embedding_norm: str
+    hidden_norm: str
+    projection: str
+    norm: str | None
+    is_hidden_first: bool = False
+    is_after_target: bool = False
+    is_one_layer: bool = False
+
+
+LAYOUTS = (
+    Layout(
+        name="deepseek",
+        block="layers.{layer}.",
+        embedding_norm="layers.{layer}.enorm.weight",
+        hidden_norm="layers.{layer}.hnorm.weight",
+        projection="layers.{layer}.eh_proj.weight",
+        norm="layers.{layer}.shared_head.norm.weight",
+        is_after_target=True,
+    ),
+    Layout(
+        name="qwen",
+        block="mtp.layers.{layer}.",
+        embedding_norm="mtp.pre_fc_norm_embedding.weight",
+        hidden_norm="mtp.pre_fc_norm_hidden.weight",
+        projection="mtp.fc.weight",
+        norm="mtp.norm.weight",
+    ),
+    Layout(
+        name="mimo",
+        block="mtp_layers.{layer}.",
+        embedding_norm="mtp_layers.{layer}.token_layernorm.weight",
+        hidden_norm="mtp_layers.{layer}.hidden_layernorm.weight",
+        projection="mtp_layers.{layer}.input_proj.weight",
+        norm="mtp_layers.{layer}.final_layernorm.weight",
+        is_hidden_first=True,
+    ),
+    Layout(
+        name="ernie",
+        block="mtp_block.{layer}.",
+        embedding_norm="mtp_emb_norm.{layer}.weight",
+        hidden_norm="mtp_hidden_norm.{layer}.weight",
+        projection="mtp_linear_proj.{layer}.weight",
+        norm=None,
+    ),
+    Layout(
+        name="nemotron",
+        block="mtp.layers.{layer}.",
+        embedding_norm="mtp.layers.{layer}.enorm.weight",
+        hidden_norm="mtp.layers.{layer}.hnorm.weight",
+        projection="mtp.layers.{layer}.eh_proj.weight",
+        norm="mtp.layers.{layer}.final_layernorm.weight",
+        is_one_layer=True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class MtpTensors:
+    """One MTP layer's tensors, on the CPU; those of its decoder layers by their names in such a layer."""
+
+    embedding_norm: Tensor
+    hidden_norm: Tensor
+    projection: Tensor
+    norm: Tensor | None
+    blocks: tuple[dict[str, Tensor], ...]
+
+
+def read_mtp(folder: Path, num_hidden_layers: int) -> tuple[Layout, list[MtpTensors]] | None:
+    """The MTP layers in a checkpoint of a target with so many layers; None where there are none.
+
+    Raises `CheckpointError`: no safetensors, a damaged file, a layout that is not known, tensors that are missing or
+    left over, or integers in place of weights.
+    """
+    tensors: dict[str, Tensor] = {}
+    for file in weight_files(folder):
+        with open_tensors(file) as opened:
+            names = [name for name in opened.keys() if _is_mtp(_plain(name), num_hidden_layers)]  # noqa: SIM118
+        tensors |= {_plain(name): tensor for name, tensor in read_finite_tensors(file, names).items()}
+    if not tensors:
+        return None
+    layout, first = _layout(folder, tensors, num_hidden_layers)
+    layers = _take_layers(layout, tensors, first, folder)
+    if tensors:
+        raise CheckpointError(
+            f"{folder} holds tensors that no MTP layer of the {layout.name} layout has: {some(sorted(tensors))}"
+        )
+    return layout, layers
+
+
+def _plain(name: str) -> str:
+    return PREFIX.sub("", name)
+
+
+def _is_mtp(name: str, num_hidden_layers: int) -> bool:
+    """Whether a tensor is none of the target's own."""
+    if name.endswith(COPIES):
+        return False
+    number = re.match(r"layers\.(\d+)\.", name)
+    return name.startswith("mtp") if number is None else int(number[1]) >= num_hidden_layers
+
+
+def _layout(folder: Path, tensors: Mapping[str, Tensor], num_hidden_layers: int) -> tuple[Layout, int]:
+    """The layout of the tensors, and the number of its first layer."""
+    for layout in LAYOUTS:
+        first = num_hidden_layers if layout.is_after_target else 0
+        if layout.projection.format(layer=first) in tensors:
+            return layout, first
+    names = ", ".join(layout.name for layout in LAYOUTS)
+    found = some(sorted(tensors))
+    raise CheckpointError(f"{folder} holds MTP layers in a layout that is not read ({names} are): {found}")
+
+
+def _take_layers(layout: Layout, tensors: dict[str, Tensor], first: int, folder: Path) -> list[MtpTensors]:
+    """All layers, in their order; what they have is taken out of `tensors`."""
+
+    def take(template: str, number: int) -> Tensor:
+        name = template.format(layer=number)
+        if name not in tensors:
+            raise CheckpointError(f"{folder} lacks {name}, which MTP layers of the {layout.name} layout have")
+        return tensors[name]
+
+    count = 0
+    while any(name.startswith(layout.block.format(layer=first + count)) for name in tensors):
+        count += 1
+    numbers = range(first, first + count)
+    groups = [numbers] if layout.is_one_layer else [range(number, number + 1) for number in numbers]
+    own = [
+        {
+            "embedding_norm": take(layout.embedding_norm, group[0]),
+            "hidden_norm": take(layout.hidden_norm, group[0]),
+            "projection": take(layout.projection, group[0]),
+            "norm": None if layout.norm is None else take(layout.norm, group[-1]),
+        }
+        for group in groups
+    ]
+    templates = (layout.embedding_norm, layout.hidden_norm, layout.projection, layout.norm or "")
+    for name in [template.format(layer=number) for template in templates for number in numbers]:
+        tensors.pop(name, None)
+    return [
+        MtpTensors(**parts, blocks=tuple(_take_block(layout, tensors, number) for number in group))
+        for parts, group in zip(own, groups, strict=True)
+    ]
+
+
+def _take_block(layout: Layout, tensors: dict[str, Tensor], number: int) -> dict[str, Tensor]:
+    prefix = layout.block.format(layer=number)
+    names = [name for name in tensors if name.startswith(prefix)]
+    return {name.removeprefix(prefix): tensors.pop(name) for name in names}

@@ -1,0 +1,80 @@
+"""Linear recurrences over trees: the state S [d, v] of a head changes by S <- exp(g) S + k w', and a query reads q' S.
+
+Along a path the log decays g add up. With G, the sum along the path from the root to a node, a node i reads
+
+    exp(G_i) q_i' S  +  sum over j in {i and its ancestors} of exp(G_i - G_j) (q_i' k_j) w_j
+
+from the state S before the root: the form of one chunk in transformers, with the ancestor matrix for the causal one.
+Sums and states are float32.
+
+Axis letters: c log decays per node, one or as many as a key has entries, v size of values.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from treespec.hf.recurrent.nodes import Paths, TreeNodes, along
+
+
+class LinearNodes(NamedTuple):
+    """Pending nodes: what they write, and the sums of log decays along their paths."""
+
+    keys: Float[Tensor, "B A N d"]
+    values: Float[Tensor, "B A N v"]
+    log_decays: Float[Tensor, "B A N c"]
+    sums: Float[Tensor, "B A N c"]
+
+    def folded(self, state: Float[Tensor, "B A d v"] | None, paths: Paths) -> Float[Tensor, "B A d v"]:
+        """The state after the paths' nodes."""
+        paths = paths.to(self.keys.device)
+        keys, values, sums = (along(part, paths.nodes, 2) for part in (self.keys, self.values, self.sums))
+        last = (paths.is_node.sum(1, keepdim=True) - 1).clamp(min=0)
+        is_node = paths.is_node[:, None, :, None]
+        # Rows without nodes keep their state to the last bit.
+        end = along(sums, last, 2).masked_fill(~paths.is_node.any(1)[:, None, None, None], 0.0)
+        weights = (end - sums).masked_fill(~is_node, -torch.inf).exp()
+        written = (keys * weights).transpose(2, 3) @ values.masked_fill(~is_node, 0.0)
+        return written if state is None else end.exp().transpose(2, 3) * state + written
+
+    def select_rows(self, rows: Int[Tensor, " R"]) -> LinearNodes:
+        return type(self)(*(part.index_select(0, rows.to(part.device)) for part in self))
+
+
+def path_sums(nodes: TreeNodes, log_decays: Float[Tensor, "B A N c"]) -> Float[Tensor, "B A N c"]:
+    """The sums of all pending nodes' log decays along their paths."""
+    return nodes.ancestors.to(log_decays).unsqueeze(1) @ log_decays
+
+
+def path_decays(nodes: TreeNodes, sums: Float[Tensor, "B A N c"]) -> Float[Tensor, "B A F N c"]:
+    """The decay between every new node and each of its ancestors, 1 to itself, 0 to all other nodes."""
+    is_above = nodes.ancestors[:, None, nodes.num_old :, :, None].to(sums.device)
+    differences = sums[:, :, nodes.num_old :].unsqueeze(3) - sums.unsqueeze(2)
+    return differences.masked_fill(~is_above, -torch.inf).exp()
+
+
+def products(
+    left: Float[Tensor, "B A F d"], right: Float[Tensor, "B A N d"], decays: Float[Tensor, "B A F N c"]
+) -> Float[Tensor, "B A F N"]:
+    """Decayed scalar products of all pairs."""
+    if decays.shape[-1] == 1:
+        return (left @ right.transpose(2, 3)) * decays.squeeze(-1)
+    return (left.unsqueeze(3) * right.unsqueeze(2) * decays).sum(-1)
+
+
+def read(
+    queries: Float[Tensor, "B A F d"],
+    nodes: LinearNodes,
+    state: Float[Tensor, "B A d v"] | None,
+    decays: Float[Tensor, "B A F N c"],
+) -> Float[Tensor, "B A F v"]:
+    """What the new nodes read of the state, of their ancestors and of themselves."""
+    found = products(queries, nodes.keys, decays) @ nodes.values
+    if state is None:
+        return found
+    sums = nodes.sums[:, :, -queries.shape[2] :]
+    return (queries * sums.exp()) @ state + found

@@ -1,0 +1,86 @@
+"""The kernels of `treespec.optimize` for a model and its head, without a first answer that waits for them.
+
+Nothing is measured for seconds: kept measurements are used, else a tenth of a second says which kernel is faster. Where
+the kernels have to be compiled first, that happens in a thread while the first calls decode with PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+from torch import nn
+
+from treespec.cpu import optimize, restore
+from treespec.cpu.kernel_plan import kernel_folder
+from treespec.cpu.native import NativeError, is_compiled, load_library
+from treespec.errors import TreespecError
+
+MOST_MEMORY = 0.5
+"""The share of the free memory that packed weights may take."""
+
+
+class Kernels:
+    """Kernels for a target, and for heads in 8 bits, applied as soon as they are compiled.
+
+    Attributes:
+        state: what was done, or why nothing, for people.
+    """
+
+    def __init__(self, model: nn.Module, heads: Sequence[nn.Module]) -> None:
+        self._model, self._heads = model, heads
+        self._compiling: threading.Thread | None = None
+        self.state = "on the model's own device: PyTorch's"
+        if any(weight.device.type != "cpu" for weight in model.parameters()):
+            return
+        needed, free = sum(weight.nbytes for weight in model.parameters()), _free_memory()
+        if needed > MOST_MEMORY * free:
+            self.state = (
+                f"PyTorch's: packed weights would take {needed / 1e9:.0f} of {free / 1e9:.0f} GB of free memory"
+            )
+        elif is_compiled(kernel_folder()):
+            self._apply()
+        else:
+            self.state = "PyTorch's until faster ones are compiled, which goes on meanwhile"
+            self._compiling = threading.Thread(target=_compile, daemon=True)
+            self._compiling.start()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_compiling": None}
+
+    def advance(self) -> None:
+        """Before a call: take the kernels if they have been compiled since the last one."""
+        if self._compiling is not None and not self._compiling.is_alive():
+            self._compiling = None
+            self._apply()
+
+    def restore(self) -> None:
+        """Undo everything."""
+        self._compiling = None
+        for module in (self._model, *self._heads):
+            restore(module)
+        self.state = "PyTorch's"
+
+    def _apply(self) -> None:
+        try:
+            plan = optimize(self._model, is_quick=True).plan
+        except TreespecError as error:
+            self.state = f"PyTorch's: {error}"
+            return
+        self.state = f"treespec's for CPUs ({', '.join(dict.fromkeys(plan.choices.values()))})"
+        for head in self._heads:
+            with suppress(TreespecError):  # Without a compiler it runs as it is.
+                optimize(head, dtype=torch.int8 if next(head.parameters()).dtype == torch.float32 else None)
+
+
+def _compile() -> None:
+    with suppress(NativeError):  # Those that need no compiler are taken then.
+        load_library(kernel_folder(), is_background=True)
+
+
+def _free_memory() -> int:
+    """Bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

@@ -1,0 +1,95 @@
+"""What can draft for a model: looked for in the order in which it is likely to be best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+from transformers import PreTrainedModel
+
+from treespec.drafters import SuffixLookup, TokenRecycling, WarmStart
+from treespec.errors import TreespecError
+from treespec.heads.files.fitting import shipped_head
+from treespec.hf.loading.heads import load_drafter
+from treespec.hf.loading.mtp import load_mtp, num_mtp_layers
+from treespec.hf.loading.smollm2 import NAME as SHIPPED
+from treespec.protocols import Drafter
+
+KNOWN_HEADS: dict[str, list[str]] = json.loads(Path(__file__).with_name("known_heads.json").read_text())
+"""Public heads by the name of their target, the likely better one first."""
+CONFIG, MTP_LAYERS = "config.json", "the checkpoint's MTP layers"
+
+
+@dataclass
+class Found:
+    """What drafts, and what was looked for.
+
+    Attributes:
+        drafters: to be merged, the trained one first.
+        names: theirs, for people.
+        missing: why the others do not draft, by name.
+    """
+
+    drafters: list[Drafter] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def find_drafters(model: PreTrainedModel, is_download_allowed: bool) -> Found:
+    """One trained drafter, if there is one, and lookups, which cost next to nothing."""
+    found, name = Found(), str(model.config.name_or_path)
+    for what, load in _trained(model, name, is_download_allowed, found.missing):
+        try:
+            found.drafters.append(load())
+        except TreespecError as error:
+            found.missing[what] = str(error)
+        else:
+            found.names.append(what)
+            break
+    if _is_shipped_for(name):
+        found.drafters += WarmStart.shipped(SHIPPED).drafters()
+        found.names.append("lookups, warm from the start")
+    else:
+        found.drafters += [TokenRecycling(), SuffixLookup()]
+        found.names.append("lookups, which learn as they go")
+    return found
+
+
+def _trained(
+    model: PreTrainedModel, name: str, is_download_allowed: bool, missing: dict[str, str]
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Names of trained drafters, and what loads them."""
+    for folder in _folders_beside(Path(name)):
+        yield f"the head in {folder}", partial(load_drafter, folder, model)
+    yield MTP_LAYERS, partial(load_mtp, model)
+    if not num_mtp_layers(model):
+        missing.pop(MTP_LAYERS, None)  # Qwen3-Next's configuration does not name those that it has.
+    known = KNOWN_HEADS.get(name, [])
+    for head in known:
+        if is_download_allowed or isinstance(try_to_load_from_cache(head, CONFIG), str):
+            yield f"the head {head}", partial(load_drafter, head, model)
+        else:
+            missing[f"the head {head}"] = "not on this machine: speed_up(model, is_download_allowed=True) fetches it"
+    if _is_shipped_for(name):
+        yield "the head that ships with treespec", lambda: load_drafter(shipped_head(SHIPPED), model)
+    elif not known:
+        missing["a trained head"] = "none beside the checkpoint, and none is known: treespec train makes one"
+
+
+def _is_shipped_for(name: str) -> bool:
+    """By the beginning of the name: copies in another format are called so, and what does not fit only drafts worse."""
+    return Path(name).name.lower().startswith(SHIPPED.lower())
+
+
+def _folders_beside(checkpoint: Path) -> list[Path]:
+    """Folders with a configuration inside a checkpoint's folder, or beside it under a name that begins with its own."""
+    if not checkpoint.is_dir():
+        return []
+    checkpoint = checkpoint.resolve()
+    beside = checkpoint.parent.glob(f"{checkpoint.name}[-_.]*")
+    return sorted(path for path in [*checkpoint.iterdir(), *beside] if (path / CONFIG).is_file())

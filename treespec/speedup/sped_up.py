@@ -1,0 +1,98 @@
+"""`speed_up`: the best of what is at hand for a model, found by itself, and a report of what was found."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any, Unpack
+
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+from treespec.checks import check_flag
+from treespec.errors import ConfigError
+from treespec.heads.drafting.base import HeadDrafter
+from treespec.hf.generation.call import Options
+from treespec.hf.generation.output import Output
+from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.hf.generation.validate import ModelArguments
+from treespec.hf.introspect import check_model
+from treespec.speedup.kernels import Kernels
+from treespec.speedup.sources import Found, find_drafters
+
+WIDTH, INDENT = 100, 10
+
+
+class SpedUp(TreeSpeculation):
+    """What `speed_up` returns: a `TreeSpeculation` for one model; `print` shows what was found and what it brought.
+
+    Attributes:
+        model: the model.
+        found: what drafts, and what was looked for.
+    """
+
+    def __init__(self, model: PreTrainedModel, found: Found, options: dict[str, Any]) -> None:
+        super().__init__(found.drafters, **options)
+        self.model, self.found = model, found
+        heads = [drafter.head for drafter in found.drafters if isinstance(drafter, HeadDrafter)]
+        self._kernels = Kernels(model, heads)
+
+    def _run(
+        self,
+        options: Options,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Unpack[ModelArguments],
+    ) -> Output:
+        self._kernels.advance()
+        prepared = model, input_ids, logits_processor, stopping_criteria, generation_config
+        return super()._run(options, *prepared, **model_kwargs)
+
+    def restore(self) -> None:
+        """Give the model's layers their own passes back; what drafts stays."""
+        self._kernels.restore()
+
+    def __str__(self) -> str:
+        lines = [
+            ("model", f"{type(self.model).__name__} {self.model.config.name_or_path}".strip()),
+            ("drafts", "; ".join(self.found.names)),
+            *(("not", f"{what}: {why}") for what, why in self.found.missing.items()),
+            ("passes", self._kernels.state),
+            ("so far", self._so_far()),
+        ]
+        return "\n".join(
+            textwrap.fill(f"{name:{INDENT}}{text}", WIDTH, subsequent_indent=" " * INDENT) for name, text in lines
+        )
+
+    def _so_far(self) -> str:
+        stats, seconds = self.total_stats, sum(self.total_stats.seconds.values())
+        if not stats.num_emitted_tokens:
+            return "not called yet"
+        rate = f"{stats.num_emitted_tokens} tokens, {1e3 * seconds / stats.num_emitted_tokens:.1f} ms each"
+        return f"{rate}, {stats.block_efficiency:.2f} per pass of the model"
+
+
+def speed_up(model: PreTrainedModel, *, is_download_allowed: bool = False, **options: Any) -> SpedUp:
+    """The fastest speculation that is at hand for a model: `model.generate(..., custom_generate=speed_up(model))`.
+
+    What drafts: a trained head, the first that is found in a folder inside the checkpoint's or beside it (under a name
+    that begins with the checkpoint's), the checkpoint's own MTP layers, a public head known for it, or the one that
+    ships; and lookups, which need none. On CPUs the model's layers run by `treespec.optimize`, where memory allows, and
+    the head's in 8 bits, which costs no exactness. Nothing is measured for long: what an earlier run measured is used,
+    the rest is learned while decoding; kernels that are not compiled yet are compiled while the first calls run.
+    `print` shows what was found; `restore()` undoes what was done to the model.
+
+    Args:
+        model: a causal language model, as loaded; any that `TreeSpeculation` serves.
+        is_download_allowed: fetch a known head that is not in the hub's cache.
+        options: of `TreeSpeculation`, such as `seed` or `tree`; not `drafter`.
+
+    Raises `ConfigError`: not a model, an unknown option; `UnsupportedModelError`: an encoder-decoder model.
+    """
+    check_model(model)
+    check_flag("is_download_allowed", is_download_allowed)
+    if "drafter" in options:
+        raise ConfigError("speed_up chooses what drafts: give drafters of your own to TreeSpeculation(drafter)")
+    return SpedUp(model, find_drafters(model, is_download_allowed), options)
