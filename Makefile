@@ -106,6 +106,7 @@ bench: $(VENV)/.bench
 
 bench-vllm: $(VLLM_VENV)/.ready $(VENV)/.bench
 	$(VLLM_BIN)/python -m benchmarks.vllm $(ARGS)
+	$(VLLM_BIN)/python -m benchmarks.vllm.cpu_time
 
 bench-peers: $(VENV)/.bench $(PEERS)/economize/.ready $(PEERS)/dejavuu/.ready $(VLLM_VENV)/.ready
 	$(BIN)/python -m benchmarks.peers --contestants all $(ARGS)

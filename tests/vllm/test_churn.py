@@ -63,6 +63,15 @@ def test_layers_with_and_without_a_window_share_their_blocks(tmp_path: Path) -> 
         run_jobs({**engine, **asked}, jobs)
 
 
+def test_a_compiled_model_decodes_as_plain_vllms(tmp_path: Path) -> None:
+    tiny_llama(tmp_path, VOCAB)
+    engine = {**ENGINE, "model": str(tmp_path), "enforce_eager": False, "num_gpu_blocks_override": 40}
+    jobs = {"churn": {"churn": random_requests(60, VOCAB, seed=2), "has_aborts": False}}
+    trees = run_jobs({**engine, "speculative_config": {**TREES, "tree": 8}}, jobs)
+    assert trees["churn"]["outputs"] == run_jobs(engine, jobs)["churn"]["outputs"]
+    assert trees["stats"]["num_trees"] > 20
+
+
 def test_a_seed_decides_the_output_also_where_its_prompt_is_read_in_chunks(tmp_path: Path) -> None:
     # Plain vLLM 0.32 fails here on CPUs.
     tiny_llama(tmp_path, VOCAB)

@@ -98,7 +98,7 @@ def test_two_adapters_and_the_base_model_share_batches(model: str, tmp_path: Pat
         "cached": {"prompts": PROMPTS, "params": params, "adapters": folders},
     }
     engine = {**ENGINE, **LORA, "model": model}
-    plain = run_jobs({**engine, "max_loras": 3}, jobs)  # Three slots: see `BaseRowsKept`.
+    plain = run_jobs({**engine, "max_loras": 3}, jobs)  # Three slots: see `keep_base_rows`.
     speculation = {"method": "treespec", "drafter": "recycling", "tree": 6}
     trees = run_jobs(
         {**engine, "max_loras": 2, "speculative_config": speculation, "num_gpu_blocks_override": NUM_BLOCKS + 4}, jobs

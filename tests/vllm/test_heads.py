@@ -186,7 +186,7 @@ def test_a_head_drafts_for_adapters_and_the_base_model(folders: tuple[str, str],
     speculation = {"method": "treespec", "tree": 8, "drafter": "head", "head": head}
     trees = run_jobs({**engine, "max_loras": 2, "speculative_config": speculation}, jobs)
     assert trees["stats"]["num_trees"] > 10
-    assert trees["greedy"] == run_jobs({**engine, "max_loras": 3}, jobs)["greedy"]  # See `BaseRowsKept`.
+    assert trees["greedy"] == run_jobs({**engine, "max_loras": 3}, jobs)["greedy"]  # See `keep_base_rows`.
 
 
 @pytest.mark.slow

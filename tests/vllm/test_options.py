@@ -91,7 +91,7 @@ def test_classes_of_the_users_own_are_refused(name: str) -> None:
 @pytest.mark.parametrize("config", [None, {"method": "ngram", "num_speculative_tokens": 3}])
 def test_other_methods_are_left_alone(config: dict[str, Any] | None) -> None:
     args = engine_args(speculative_config=config)
-    assert not configure(args, True)
+    configure(args, True)
     assert args == engine_args(speculative_config=config)
 
 
@@ -168,3 +168,18 @@ def test_registration_wraps_nothing_but_the_way_to_the_method() -> None:
 def test_without_its_worker_the_proposer_says_what_to_set() -> None:
     with pytest.raises(RuntimeError, match="worker_cls="):
         Proposer(None).propose()
+
+
+@pytest.mark.parametrize("config", [dict(TREES), {"model": PROPOSER, "num_speculative_tokens": 3}])
+def test_the_check_of_parameters_is_replaced_where_the_method_is_used(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vllm.config")
+    from vllm import SamplingParams
+
+    original = SamplingParams._validate_spec_decode
+    monkeypatch.setattr(SamplingParams, "_validate_spec_decode", original)
+    plugin._with_trees(lambda args: None, engine_args(speculative_config={"method": "ngram"}))
+    assert SamplingParams._validate_spec_decode is original
+    plugin._with_trees(lambda args: None, engine_args(speculative_config=config))
+    assert hasattr(SamplingParams._validate_spec_decode, "is_treespec")

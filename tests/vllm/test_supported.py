@@ -21,13 +21,14 @@ from treespec.vllm.plugin import PROPOSER
 from treespec.vllm.scheduler import TreeScheduler, num_scratch_blocks
 from treespec.vllm.supported import (
     KV_UPDATE,
+    TOUCHED,
     check_backends,
     check_cache,
     check_config,
     check_params,
     check_version,
+    missing,
 )
-from treespec.vllm.touched import TOUCHED, missing
 from treespec.vllm.worker import check_classes
 
 

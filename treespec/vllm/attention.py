@@ -75,18 +75,7 @@ def with_segments(backend: Any) -> Any:
     return SegmentBackend
 
 
-def by_segment(ranges: dict[int, Any], plan: SegmentPlan) -> dict[int, Any]:
-    """By segment what is given by request."""
-    return {segment: ranges[row] for segment, row in enumerate(plan.requests.tolist()) if row in ranges}
-
-
-BY_REQUEST = (
-    "encoder_seq_lens",
-    "dcp_local_seq_lens",
-    "rswa_prefix_lens",
-    "replayssm_decode_base_cpu",
-    "logits_indices_padded",
-)
+BY_REQUEST = ("encoder_seq_lens", "dcp_local_seq_lens", "rswa_prefix_lens", "replayssm_decode_base_cpu")
 """Numbers by request in vLLM's metadata that segments have no answer for; None where they are not used."""
 
 
@@ -97,6 +86,9 @@ def expand(metadata: Any, plan: SegmentPlan, num_tokens: int) -> Any:
     """
     given = [name for name in BY_REQUEST if getattr(metadata, name, None) is not None]
     refuse(bool(given) or isinstance(metadata.causal, Tensor), f"attention with {given or 'a causal flag'} by request")
+    ranges = metadata.mm_req_doc_ranges
+    if ranges is not None:
+        ranges = {segment: ranges[row] for segment, row in enumerate(plan.requests.tolist()) if row in ranges}
     starts = torch.from_numpy(plan.first_tokens).to(torch.int32)
     starts = torch.cat([starts, torch.tensor([num_tokens], dtype=torch.int32, device="cpu")])
     lengths = torch.from_numpy(plan.lengths).to(torch.int32)
@@ -115,7 +107,7 @@ def expand(metadata: Any, plan: SegmentPlan, num_tokens: int) -> Any:
         max_query_len=int(starts.diff().max()),
         is_prefilling=None if metadata.is_prefilling is None else metadata.is_prefilling[plan.requests],
         req_idx=None if metadata.req_idx is None else metadata.req_idx[plan.requests],
-        mm_req_doc_ranges=metadata.mm_req_doc_ranges and by_segment(metadata.mm_req_doc_ranges, plan),
+        mm_req_doc_ranges=ranges,
         _num_computed_tokens_cache=None,
         _token_to_req_indices_cache=None,
     )

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
-from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-
-class BaseRowsKept(PunicaWrapperCPU):
-    """vLLM's adapters on CPUs, but rows of the base model keep their values.
-
-    vLLM marks these rows by the index -1. Its CUDA kernels skip them; its CPU products index the stacked weights with
-    it, which gives the base model the adapter of the last slot (vLLM 0.32).
-    """
-
-    def add_lora_linear(self, y: Tensor, *args: Any, **kwargs: Any) -> None:
-        _keep(y, self.token_lora_indices, lambda: super(BaseRowsKept, self).add_lora_linear(y, *args, **kwargs))
-
-    def add_lora_embedding(self, y: Tensor, *args: Any, **kwargs: Any) -> None:
-        _keep(y, self.token_lora_indices, lambda: super(BaseRowsKept, self).add_lora_embedding(y, *args, **kwargs))
-
-    def add_lora_logits(self, y: Tensor, *args: Any, **kwargs: Any) -> None:
-        _keep(y, self.sampler_indices, lambda: super(BaseRowsKept, self).add_lora_logits(y, *args, **kwargs))
+INDICES = {
+    "add_lora_linear": "token_lora_indices",
+    "add_lora_embedding": "token_lora_indices",
+    "add_lora_logits": "sampler_indices",
+}
+"""By vLLM's method that adds adapters to rows, which adapter each row has; -1: the base model's."""
 
 
 def keep_base_rows(runner: Any) -> None:
-    """Let the adapters of a loaded model leave rows of the base model alone; nothing happens without LoRA."""
+    """Let the adapters of a loaded model leave rows of the base model alone; nothing happens without LoRA.
+
+    vLLM's CUDA kernels skip these rows; its CPU products index the stacked weights with -1, which gives the base model
+    the adapter of the last slot (vLLM 0.32).
+    """
     if runner.lora_config is not None:
         for wrapper in runner.lora_manager._adapter_manager.punica_wrapper_mapping.values():
-            wrapper.__class__ = BaseRowsKept
+            for name, indices in INDICES.items():
+                setattr(wrapper, name, partial(_add, wrapper, getattr(wrapper, name), indices))
 
 
-def _keep(y: Tensor, indices: Tensor, add: Callable[[], None]) -> None:
-    rows = y.view(-1, y.shape[-1])
-    is_base = indices < 0
+def _add(wrapper: Any, add: Any, indices: str, y: Tensor, *args: Any, **kwargs: Any) -> None:
+    rows, is_base = y.view(-1, y.shape[-1]), getattr(wrapper, indices) < 0
     kept = rows[is_base]
-    add()
+    add(y, *args, **kwargs)
     rows[is_base] = kept

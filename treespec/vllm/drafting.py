@@ -52,14 +52,12 @@ class ServedRow:
 class FlatStep(VerifiedStep):
     """A step whose logits are one table over all nodes, float [M, V]; the nodes' flat rows in it, None for all rows."""
 
-    logits: Float[Tensor, "M V"] | None = None
     nodes: Int[Tensor, "M"] | None = None
 
     def top_tokens(self, k: int) -> Int[Tensor, "M k"]:
         """See `VerifiedStep`."""
-        assert self.logits is not None
-        logits = self.logits if self.nodes is None else self.logits[self.nodes]
-        return download(highest(logits, k))[0]
+        logits = self.scores.logits
+        return download(highest(logits if self.nodes is None else logits[self.nodes], k))[0]
 
 
 class Drafting:
@@ -82,13 +80,11 @@ class Drafting:
         self._num_plain, self._is_own = 0, is_own
         nobody = torch.zeros(0, 1, dtype=torch.int64, device="cpu")
         self._history = History(nobody, nobody.bool())
-        # Shares nothing with verification; the same on all ranks.
-        generator = torch.Generator("cpu").manual_seed(seed)
         session = Session(
             history=self._history,
             is_sampling=is_own,  # Trees of drawn children could not be cut to sizes.
             processors=_NO_PROCESSORS,
-            generator=generator,
+            generator=torch.Generator("cpu").manual_seed(seed),  # Shares nothing with verification.
             device=torch.device("cpu"),
             vocab_size=vocab_size,
             row_ids=[],
@@ -216,7 +212,6 @@ def _flat_step(
         verdicts=[row.verdict for row in rows],
         scores=Scores(logits),
         emitted=[row.emitted for row in rows],
-        logits=logits,
         nodes=None if is_all else nodes.to(logits.device),
     )
 

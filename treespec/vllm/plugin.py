@@ -49,8 +49,8 @@ def register() -> None:
     _wrap(EngineArgs, "create_engine_config", _with_trees)
 
 
-def configure(engine_args: Any, is_cpu: bool) -> bool:
-    """Replace the method "treespec" in vLLM's arguments by its class paths; False: they have another method.
+def configure(engine_args: Any, is_cpu: bool) -> None:
+    """Replace the method "treespec" in vLLM's arguments by its class paths; other methods are left alone.
 
     What trees need and the user left open is set, with one line in the log.
 
@@ -63,20 +63,18 @@ def configure(engine_args: Any, is_cpu: bool) -> bool:
     if isinstance(method, str) and method != METHOD and method.lower() == METHOD:
         raise ConfigError(f"vLLM's methods are written in lower case: 'method': {METHOD!r}, got {method!r}")
     if method != METHOD:
-        return False
-    worker = CPU_WORKER if is_cpu else WORKER
-    _check_free("scheduler_cls", engine_args.scheduler_cls, SCHEDULER)
-    _check_free("worker_cls", engine_args.worker_cls, worker)
+        return
+    classes = {"scheduler_cls": SCHEDULER, "worker_cls": CPU_WORKER if is_cpu else WORKER}
+    for name, needed in classes.items():
+        if (asked := getattr(engine_args, name)) not in (None, "auto", needed):
+            raise ConfigError(f"method 'treespec' needs {name}={needed!r}, got {asked!r}: leave {name} out")
     options = Options.from_config({name: value for name, value in given.items() if name != "method"})
-    engine_args.speculative_config = {
-        "model": PROPOSER,
-        "num_speculative_tokens": options.num_speculative_tokens,
-    }
+    number = options.num_speculative_tokens
+    engine_args.speculative_config = {"model": PROPOSER, "num_speculative_tokens": number}
     engine_args.additional_config = {**(engine_args.additional_config or {}), METHOD: asdict(options)}
-    engine_args.scheduler_cls = SCHEDULER
-    engine_args.worker_cls = worker
+    for name, needed in classes.items():
+        setattr(engine_args, name, needed)
     _set_defaults(engine_args, is_cpu)
-    return True
 
 
 def _set_defaults(args: Any, is_cpu: bool) -> None:
@@ -112,11 +110,6 @@ def _set_defaults(args: Any, is_cpu: bool) -> None:
         logger.info("treespec has set %s", "; ".join(chosen))
 
 
-def _check_free(name: str, given: Any, needed: str) -> None:
-    if given not in (None, "auto", needed):
-        raise ConfigError(f"method 'treespec' needs {name}={needed!r}, got {given!r}: leave {name} out")
-
-
 def options_of(vllm_config: Any) -> Options:
     """The options in a vLLM configuration. Raises `ConfigError`: see `Options`."""
     given = (vllm_config.additional_config or {}).get(METHOD, {})
@@ -141,7 +134,8 @@ def _wrap(owner: type, name: str, wrapper: Any) -> None:
 def _with_trees(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     from vllm.platforms import current_platform
 
-    if configure(self, current_platform.is_cpu()):
+    configure(self, current_platform.is_cpu())
+    if isinstance(self.speculative_config, dict) and self.speculative_config.get("model") == PROPOSER:
         from vllm.sampling_params import SamplingParams
 
         _wrap(SamplingParams, "_validate_spec_decode", _with_served_params)

@@ -69,13 +69,8 @@ class TreeRunner:
         """vLLM's; then positions and slots of nodes in scratch segments are replaced."""
         began = time.perf_counter()
         result = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # pyright: ignore[reportAttributeAccessIssue]
-        self._step = lay_out(
-            self.input_batch,
-            scheduler_output.scheduled_spec_decode_tokens,
-            np.asarray(num_scheduled_tokens, dtype=np.int64),
-            self._drafts,
-            self._scratch,
-        )
+        counts, drafted = num_scheduled_tokens.astype(np.int64), scheduler_output.scheduled_spec_decode_tokens
+        self._step = lay_out(self.input_batch, drafted, counts, self._drafts, self._scratch)
         self._step.began, plan = began, self._step.plan
         if plan is not None and plan.has_segments:
             tokens, positions, slots = (torch.from_numpy(column).to(self.device) for column in plan.moves)
@@ -121,26 +116,19 @@ class TreeRunner:
         return common_attn_metadata is not None
 
     def propose_draft_token_ids(
-        self: Any,
-        scheduler_output: Any,
-        sampled_token_ids: Any,
-        sampling_metadata: Any,
-        hidden_states: Any,
-        sample_hidden_states: Any,
-        aux_hidden_states: Any,
-        *args: Any,
+        self: Any, output: Any, emitted: Any, sampling: Any, hidden: Any, last_hidden: Any, states: Any, *args: Any
     ) -> list[list[int]]:
         """Learn what became of the step's trees, and draft for the next one."""
         step, began = self._step, time.perf_counter()
-        rows = self._served_rows(step, sampled_token_ids)
-        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        rows = self._served_rows(step, emitted)
+        drafts: list[list[int]] = [[] for _ in emitted]
         self._forget(rows)
         if self._head is not None:
-            self._keep_features(step, aux_hidden_states)
+            self._keep_features(step, states)
         if not rows:
             return drafts
         self._learn(step, rows)
-        self._draft(step, rows, drafts, scheduler_output.num_spec_tokens_to_schedule + 1)
+        self._draft(step, rows, drafts)
         end = time.perf_counter()
         numbers = [row.tree_row for row in rows]
         self.stats.record(step.trees, step.verdicts, numbers)
@@ -160,14 +148,15 @@ class TreeRunner:
             return
         now, requests = time.perf_counter(), {row.request for row in rows}
         self._reported = now, requests, step.num_prompt
-        is_timed = before is not None and before[2] == step.num_prompt == 0 and not requests.isdisjoint(before[1])
+        is_timed = before and before[2] == step.num_prompt == 0 and not requests.isdisjoint(before[1])
         trees = step.trees.select_rows([row.tree_row for row in rows])
         verdicts, emitted = [row.verdict for row in rows], [row.emitted for row in rows]
         assert step.logits is not None, "until the step's drafts are made"
         verified = VerifiedStep(trees, verdicts, Scores(step.logits), emitted)
-        control.learn(verified, self._draft_ms, 1e3 * (now - before[0]) - self._draft_ms if is_timed else None)
+        ms = 1e3 * (now - before[0]) - self._draft_ms if before and is_timed else None
+        control.learn(verified, self._draft_ms, ms)
 
-    def _draft(self: Any, step: Step, rows: Sequence[ServedRow], drafts: list[list[int]], most_nodes: int) -> None:
+    def _draft(self: Any, step: Step, rows: Sequence[ServedRow], drafts: list[list[int]]) -> None:
         """Fill in the drafts that are predicted to pay."""
         drafting, self._draft_ms = self._drafting, 0.0
         if drafting.control is not None:
@@ -180,7 +169,7 @@ class TreeRunner:
                 return
         began = time.perf_counter()
         drafting.update(rows, step.trees, step.logits, step.starts)
-        for row, draft in zip(rows, as_drafts(*self._trees_for(rows, most_nodes)), strict=True):
+        for row, draft in zip(rows, as_drafts(*self._trees_for(rows)), strict=True):
             self._drafts[row.request] = draft
             drafts[row.tree_row] = draft.tokens[1:]
         self._draft_ms = 1e3 * (time.perf_counter() - began)
@@ -206,7 +195,7 @@ class TreeRunner:
             )
         return rows
 
-    def _trees_for(self: Any, rows: Sequence[ServedRow], most_nodes: int) -> tuple[TreeBatch, list[int]]:
+    def _trees_for(self: Any, rows: Sequence[ServedRow]) -> tuple[TreeBatch, list[int]]:
         """Trees that find their scratch blocks, and how many each of them takes."""
         tables = self.input_batch.block_table[0].get_numpy_array()
         trees = self._drafting.propose(rows, tables)
@@ -216,7 +205,7 @@ class TreeRunner:
             trees = first_chains(trees, has_grammar)
         if self._drafting.control is not None:
             trees = self._drafting.control.trim(trees)
-        trees = first_nodes(trees, most_nodes)
+        trees = first_nodes(trees, self._tree_options.num_speculative_tokens + 1)
         needed = self._needed_blocks(trees, rows)
         is_cut = without_room(needed, len(self._scratch) - sum(draft.num_blocks for draft in self._drafts.values()))
         if is_cut.any():
@@ -243,7 +232,6 @@ class TreeRunner:
 
     def _forget(self: Any, rows: Sequence[ServedRow]) -> None:
         """Drop what belongs to requests that have left, and drafts that were verified."""
-        done = {row.request for row in rows}
-        kept = {name: draft for name, draft in self._drafts.items() if name in self.requests and name not in done}
-        self._drafts = kept
+        gone = (self._drafts.keys() - self.requests.keys()) | {row.request for row in rows}
+        self._drafts = {name: draft for name, draft in self._drafts.items() if name not in gone}
         self._verifier.streams.keep(self.requests)

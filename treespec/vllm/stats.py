@@ -32,19 +32,12 @@ class ServingStats:
         self.num_verified += len(rows)
         if trees.max_nodes == 1:
             return
-        sizes = trees.num_nodes.tolist()
-        is_chain = (
-            (trees.parents[:, 1:] == trees.parents[:, :-1] + 1).logical_or(trees.parents[:, 1:] < 0).all(1).tolist()
-        )
-        self.num_trees += sum(not is_chain[row] for row in rows)
-        self.num_draft_tokens += sum(sizes[row] - 1 for row in rows)
+        chosen = trees.select_rows(list(rows))
+        has_branch = (chosen.parents[:, 1:] != chosen.parents[:, :-1] + 1) & (chosen.parents[:, 1:] >= 0)
+        self.num_trees += int(has_branch.any(1).sum())
+        self.num_draft_tokens += int(chosen.num_nodes.sum()) - len(rows)
         self.num_accepted_tokens += sum(verdicts[row].num_accepted for row in rows)
 
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Accepted draft tokens plus one, per request and step."""
-        return 1 + self.num_accepted_tokens / max(self.num_verified, 1)
-
     def as_dict(self) -> dict[str, float]:
-        """All counts, and the mean acceptance length."""
-        return {**asdict(self), "mean_acceptance_length": self.mean_acceptance_length}
+        """All counts, and the mean acceptance length: accepted draft tokens plus one, per request and step."""
+        return {**asdict(self), "mean_acceptance_length": 1 + self.num_accepted_tokens / max(self.num_verified, 1)}

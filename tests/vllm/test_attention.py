@@ -1,0 +1,74 @@
+"""vLLM's attention metadata with a row per segment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from treespec.errors import UnsupportedModeError
+from treespec.vllm.segments import StepTrees, plan_segments
+
+backend: Any = pytest.importorskip("vllm.v1.attention.backend")
+SIZE = 4
+
+
+def metadata(**fields: Any) -> Any:
+    """Of two requests: a tree of four nodes whose root is at position 5, and a root alone at position 2."""
+    given = {
+        "query_start_loc": torch.tensor([0, 4, 5], dtype=torch.int32),
+        "query_start_loc_cpu": torch.tensor([0, 4, 5], dtype=torch.int32),
+        "seq_lens": torch.tensor([9, 3], dtype=torch.int32),
+        "num_reqs": 2,
+        "num_actual_tokens": 5,
+        "max_query_len": 4,
+        "max_seq_len": 9,
+        "block_table_tensor": torch.tensor([[1, 2, 3], [4, 0, 0]], dtype=torch.int32),
+        "slot_mapping": torch.arange(5),
+    }
+    return backend.CommonAttentionMetadata(**{**given, **fields})
+
+
+@pytest.fixture
+def plan() -> Any:
+    parents, depths = np.array([[-1, 0, 0, 2], [-1, -2, -2, -2]]), np.array([[0, 1, 1, 2], [0, 0, 0, 0]])
+    firsts, positions = np.array([0, 4]), np.array([5, 2])
+    step = StepTrees(parents, depths, firsts, firsts, positions, np.array([3, 0]))
+    return plan_segments(step, np.array([[1, 2, 3], [4, 0, 0]]), SIZE, np.array([8, 9]))
+
+
+def test_segments_are_rows(plan: Any) -> None:
+    from treespec.vllm.attention import expand
+
+    found = expand(metadata(), plan, 5)
+    assert found.query_start_loc.tolist() == [0, 2, 4, 5]
+    assert found.seq_lens.tolist() == [7, 8, 3]
+    assert found.block_table_tensor.tolist() == [[1, 2, 3], [1, 8, 3], [4, 0, 0]]
+    assert (found.num_reqs, found.max_query_len) == (3, 2)
+
+
+def test_ranges_of_images_follow_their_requests(plan: Any) -> None:
+    from treespec.vllm.attention import expand
+
+    found = expand(metadata(mm_req_doc_ranges={0: [(1, 3)]}), plan, 5)
+    assert found.mm_req_doc_ranges == {0: [(1, 3)], 1: [(1, 3)]}
+    assert expand(metadata(), plan, 5).mm_req_doc_ranges is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rswa_prefix_lens": torch.tensor([2, 2])},
+        {"encoder_seq_lens": torch.tensor([2, 2])},
+        {"dcp_local_seq_lens": torch.tensor([2, 2])},
+        {"replayssm_decode_base_cpu": torch.tensor([2, 2])},
+        {"causal": torch.tensor([True, False])},
+    ],
+)
+def test_other_numbers_by_request_are_refused(plan: Any, fields: dict[str, Any]) -> None:
+    from treespec.vllm.attention import expand
+
+    with pytest.raises(UnsupportedModeError, match="causal flag" if "causal" in fields else next(iter(fields))):
+        expand(metadata(**fields), plan, 5)
