@@ -147,6 +147,7 @@ def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None
     commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("treespec ")]
     assert {name for name, *_ in commands} == {
         "ablate",
+        "serve",
         "bench",
         "check",
         "tune",

@@ -343,6 +343,7 @@ def test_wrong_input_gets_a_clear_error(call, error, words):
 
 def test_a_model_that_cannot_run_trees_says_what_it_does_instead(monkeypatch):
     monkeypatch.setattr("treespec.hf.models.capability._said", set())  # it is said once per process
+    monkeypatch.setattr("treespec.hf.recurrent.operators._is_known", lambda names: False)
     torch.manual_seed(0)
     config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=4, use_mambapy=False)
     mamba = MambaForCausalLM(config).eval()

@@ -1,4 +1,4 @@
-"""Attributes of a module that are other ones for one thread: patches of a model that several threads call at once.
+"""Attributes of a module, a layer or a file, that are other ones for one thread: patches of a model that several call.
 
 Torch's hooks would not do: a pass of another thread may come while one is being added or removed.
 """
@@ -7,19 +7,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 _lock = threading.Lock()
-_standing: WeakKeyDictionary[nn.Module, dict[str, "_Standing"]] = WeakKeyDictionary()
+Module = nn.Module | ModuleType
+_standing: WeakKeyDictionary[Module, dict[str, "_Standing"]] = WeakKeyDictionary()
 
 
 class _Standing:
     """Stands in for an attribute, a function or a tensor that is indexed, while any thread has its own value for it."""
 
-    def __init__(self, module: nn.Module, name: str) -> None:
+    def __init__(self, module: Module, name: str) -> None:
         self.own = vars(module).get(name)  # Such as accelerate's `forward`; buffers and methods are not there.
         self.shared = getattr(module, name)
         self.values: dict[int, Any] = {}
@@ -38,14 +40,14 @@ class _Standing:
         return deepcopy(self.shared, memo)
 
 
-def current(module: nn.Module, name: str) -> Any:
+def current(module: Module, name: str) -> Any:
     """The attribute as this thread sees it."""
     value = getattr(module, name)
     return value.current() if isinstance(value, _Standing) else value
 
 
 @contextmanager
-def replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+def replaced(module: Module, name: str, value: Any) -> Iterator[None]:
     """Inside this context this thread finds `value` as the attribute, and other threads what they found before.
 
     A context inside another may replace it again; the last thread to leave takes the patch away.
@@ -66,7 +68,7 @@ def replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
             _leave(module, name, standing, outer)
 
 
-def _leave(module: nn.Module, name: str, standing: _Standing, outer: Any) -> None:
+def _leave(module: Module, name: str, standing: _Standing, outer: Any) -> None:
     if outer is not None:
         standing.values[threading.get_ident()] = outer
         return

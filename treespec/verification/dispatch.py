@@ -189,15 +189,19 @@ def verify(  # pyright: ignore[reportInconsistentOverload]  (they leave `**chanc
     )
     if probs.device.type == "cpu" or not _dense().has_dense_form(chosen):
         _check_values(trees, probs)  # Otherwise flags come with the verdicts, so that nothing waits for the device.
-    table: Any = SimpleNamespace(
+    verdicts = verify_batch(chosen, trees, _table(probs), *download(coins, draws))
+    return verdicts[0] if is_single else verdicts
+
+
+def _table(probs: Probs) -> Any:
+    """A `BatchProbs` of given distributions [B, N, V]."""
+    return SimpleNamespace(
         vocab_size=probs.shape[-1],
         device=probs.device,
         probs=lambda row, node: probs[row, node],
         has_probs=lambda row, node: bool(probs[row, node].sum() > 0),
         dense=lambda: probs,
     )
-    verdicts = verify_batch(chosen, trees, table, *download(coins, draws))
-    return verdicts[0] if is_single else verdicts
 
 
 def _as_tensor(name: str, values: Array, is_single: bool) -> Shaped[Tensor, "..."]:

@@ -28,10 +28,6 @@ from treespec import (
 from treespec.heads import Mtp
 from treespec.hf.introspect import CACHE_NAME
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*decodes by chains:treespec.TreespecWarning")
-
-CHAINS_ONLY = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "nemotron_h")
-
 
 class RecordedMtp(Recorded, Mtp):
     pass
@@ -63,10 +59,9 @@ COUNTS = [(name, 1) for name in FAMILIES] + [("deepseek_v3", 3), ("qwen3_5", 2),
 def test_distributions_equal_the_plain_reading(checkpoints, name, num_layers, do_sample):
     made = checkpoints(name, num_layers)
     drafter = recorded(made)
-    tree = Chain(4) if name in CHAINS_ONLY else KAry((2, 2, 1, 1))
     options = {"top_k": 0} if do_sample else {}
-    run(made.target, drafter, left_padded([9, 4]), 6, do_sample, tree=tree, **options)
-    assert check_distributions(made.target, drafter, PlainMtp(made)) > 15
+    run(made.target, drafter, left_padded([9, 4]), 6, do_sample, tree=KAry((2, 2, 1, 1)), **options)
+    assert check_distributions(made.target, drafter, PlainMtp(made)) > 40
 
 
 @pytest.mark.parametrize(("name", "num_layers"), [("deepseek_v3", 1), ("deepseek_v3", 3), ("glm4_moe", 2)])
@@ -174,11 +169,11 @@ JOINT = {
     "deepseek, tree": ("deepseek_v3", 1, "traversal", KAry((2, 2)), PLAIN),
     "deepseek, warped tree of two layers": ("deepseek_v3", 2, "traversal", BestFirst(6), WARPED),
     "deepseek, chain": ("deepseek_v3", 1, "token", Chain(2), WARPED),
-    "qwen, chain": ("qwen3_5", 1, "token", Chain(2), WARPED),
+    "qwen, tree": ("qwen3_5", 1, "traversal", KAry((2, 1)), WARPED),
 }
 
 
-SLOW = ("deepseek, tree", "qwen, chain")
+SLOW = ("deepseek, tree",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in JOINT])

@@ -13,6 +13,7 @@ from treespec import Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.errors import ConfigError, InvalidTreeError, LogitsError
 from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.models import capability
+from treespec.hf.recurrent import operators
 from treespec.verification import Traversal
 
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
@@ -28,7 +29,9 @@ def filled_cache(model, ids):
 @pytest.mark.parametrize("name", ["lfm2", "mamba2", "mamba"])
 @pytest.mark.parametrize("tree", [16, KAry((2, 2)), Chain(4)], ids=["default", "k-ary", "chain"])
 def test_models_without_trees_decode_with_every_tree(name, tree, monkeypatch):
+    """By snapshots of their states, in chains or token by token."""
     monkeypatch.setattr(capability, "_said", set())
+    monkeypatch.setattr(operators, "_is_known", lambda names: False)
     model = zoo.build(next(architecture for architecture in zoo.ARCHITECTURES if str(architecture) == name))
     ids = zoo.prompts(1, 24, seed=1)
     options = {**OPTIONS, "eos_token_id": None, "pad_token_id": 0}

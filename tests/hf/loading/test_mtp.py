@@ -124,6 +124,14 @@ def test_wrong_files_are_refused_by_name(original, folder, name):
         load_mtp(target, folder)
 
 
+def test_copies_of_the_targets_weights_are_not_read(folder):
+    names = ("embed_tokens", "shared_head.head")
+    copies = {f"model.layers.2.{name}.weight": torch.full((zoo.VOCAB_SIZE, 32), torch.nan) for name in names}
+    target = target_of(folder)
+    change(folder, lambda tensors: tensors.update(copies))
+    assert load_mtp(target).head.config.num_layers == 1
+
+
 def test_layers_of_another_model(original):
     with pytest.raises(CheckpointError, match=r"are not those of Qwen2ForCausalLM"):
         load_mtp(zoo.build("qwen2"), original)
@@ -172,7 +180,6 @@ def test_files_in_several_parts(folder):
     assert stats.num_draft_tokens > 0
 
 
-@pytest.mark.filterwarnings("ignore:.*decodes by chains:treespec.TreespecWarning")
 def test_a_multimodal_target(tmp_path):
     """Its text part has the layers, and its file names them as a text model's does."""
     target = multimodal.build(multimodal.BY_NAME["qwen3_5"])

@@ -26,13 +26,13 @@ from treespec.protocols import Capability
 from treespec.testing import enumerate_continuations, g_test, uncached
 
 TOLERANCE = 1e-4
-FAMILIES = [
+SERVED = [
     architecture
     for architecture in ARCHITECTURES
     if architecture.capability == Capability.TREE and keeps_states(build(architecture))
 ]
 KINDS = ("lfm2", "qwen3_5_text", "kimi_linear", "bamba", "jamba")
-"""One family of each kind: convolutions alone, delta rules with a decay per head and per channel, Mamba-2, Mamba-1."""
+"""One architecture of each kind: convolutions alone, delta rules with decays per head and channel, Mamba-2 and 1."""
 OPTIONS = {"do_sample": False, "pad_token_id": 0, "eos_token_id": VOCAB_SIZE + 1}
 
 
@@ -51,8 +51,8 @@ def is_same(scorer: StateScorer, states: list[torch.Tensor]) -> bool:
     return all(torch.equal(*pair) for pair in zip(recurrent_states(scorer.cache), states, strict=True))
 
 
-def test_at_least_twelve_families_are_served():
-    assert len(FAMILIES) >= 12
+def test_at_least_twelve_architectures_are_served():
+    assert len(SERVED) >= 12
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -126,6 +126,25 @@ def test_an_error_within_a_pass_leaves_the_scorer_usable(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_hidden_states_are_those_of_plain_passes(name):
+    """Draft heads read them, also those of a padded prompt."""
+    model, ids, tokens = build(name), prompts(2, 20), prompts(2, 3, seed=1)
+    mask = torch.arange(20) >= torch.tensor([[0], [6]])
+    scorer = StateScorer(model, hidden_layers=(1, -1))
+    prefilled = scorer.prefill(ids.masked_fill(~mask, 0), mask)
+    extended = scorer.extend(tokens, torch.tensor([[-1, 0, 0], [-1, 0, 1]])).hidden_states
+    texts = [[0, 1], [0, 2]], [[0, 1, 2]]
+    for row, (start, paths) in enumerate(zip([0, 6], texts, strict=True)):
+        for path in paths:
+            text = torch.cat([ids[row, start:], tokens[row, path]])[None]
+            with torch.no_grad():
+                states = model(input_ids=text, use_cache=False, output_hidden_states=True).hidden_states
+            for layer in (1, -1):
+                assert (prefilled[layer][row, start:] - states[layer][0, : 20 - start]).abs().max() <= TOLERANCE
+                assert (extended[layer][row, path] - states[layer][0, 20 - start :]).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_chains_and_single_tokens_go_the_same_way(name):
     model = build(name)
     scorer = make_scorer(model)
@@ -150,7 +169,7 @@ def check_identity(model, ids, mask, num_new, speculation):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_draft_models_with_states_grow_trees(name):
-    """A target and a draft model of one family; every level is a pass whose nodes follow pending ones."""
+    """A target and its twin as draft model; every level is a pass whose nodes follow pending ones."""
     model = build(name)
     draft = DraftModel(make_scorer(build(name)))
     speculation = treespec.TreeSpeculation(draft, tree=KAry((2, 2, 1)))
@@ -160,7 +179,7 @@ def test_draft_models_with_states_grow_trees(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", FAMILIES, ids=str)
+@pytest.mark.parametrize("architecture", SERVED, ids=str)
 @pytest.mark.parametrize("num_nodes", [4, 16, 48])
 def test_long_greedy_texts_equal_generate(architecture: Architecture, num_nodes: int):
     """Batches of one and three with padding, trees in which the true continuation is at random ranks."""
@@ -240,10 +259,10 @@ def test_joint_distribution_is_the_targets(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_random_options(seed):
-    """Family, rows, padding, tree, drafter, processors, rule and stopping at random."""
+    """Architecture, rows, padding, tree, drafter, processors, rule and stopping at random."""
     choice = random.Random(seed)
     for _ in range(10):
-        model = build(choice.choice(FAMILIES))
+        model = build(choice.choice(SERVED))
         pads = [0, *(choice.randrange(6) for _ in range(choice.randrange(3)))]
         mask = torch.arange(12) >= torch.tensor(pads).unsqueeze(1)
         ids = prompts(len(pads), 12, seed=choice.randrange(100)).masked_fill(~mask, 0)

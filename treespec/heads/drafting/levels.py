@@ -28,7 +28,7 @@ from treespec.tree.transfer import upload
 class LevelDrafter(HeadDrafter[Head]):
     """What `Eagle3` and `Mtp` have in common; subclasses run and read their head.
 
-    Axis letters: Z is the width of what a pass gives per token, the features of its children.
+    Axis letters: Z the width of what a pass gives per token, J layers with a mask of their own.
     """
 
     _outputs: list[Tensor]
@@ -128,7 +128,7 @@ class LevelDrafter(HeadDrafter[Head]):
 
     def _mask(
         self, is_seen: Bool[np.ndarray, "B F S"], queries: Int[np.ndarray, "B F"], keys: Int[np.ndarray, "#B S"]
-    ) -> Bool[np.ndarray, "B #D F S"]:
+    ) -> Bool[np.ndarray, "B #J F S"]:
         """The masks of the head's layers from what is in the window and on the path; `queries`, `keys`: slots."""
         return is_seen[:, None]
 

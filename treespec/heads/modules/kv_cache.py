@@ -17,8 +17,9 @@ class DraftingCache:
     """A `KeyValueCache` whose rows fill their slots from the front, each at its own pace, without holes.
 
     Pending nodes are after the longest row until `drop_pending`; keys never move. Before each pass, `begin_commit` or
-    `begin_pending` says where its keys go. The first pass says what a layer's keys and values are like. Axis letters: e
-    is the size of a value, d where it is a key's.
+    `begin_pending` says where its keys go. The first pass says what a layer's keys and values are like.
+
+    Axis letters: e the size of a value (d is a key's).
 
     Attributes:
         lengths: committed slots per row.

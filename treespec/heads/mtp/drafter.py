@@ -1,8 +1,10 @@
-"""Drafts with a checkpoint's own multi-token-prediction layers: depth i by layer i mod D, D being how many there are.
+"""Drafts with a checkpoint's own multi-token-prediction layers: depth i by layer i mod J.
 
 Every token runs through all layers, so that each layer has the keys of all tokens. Layer l reads what layer l - 1 gave
 at the token before; at l = 0 that is the target's state, or, deeper in a draft, where it is not known, the last layer's
 output. With one layer this is a chain or tree over its own outputs, as in EAGLE.
+
+Axis letters: J layers, Z the outputs of all layers one after the other.
 """
 
 from collections.abc import Sequence
@@ -72,7 +74,7 @@ class Mtp(LevelDrafter[MtpHead]):
 
     def _mask(
         self, is_seen: Bool[np.ndarray, "B F S"], queries: Int[np.ndarray, "B F"], keys: Int[np.ndarray, "#B S"]
-    ) -> Bool[np.ndarray, "B #D F S"]:
+    ) -> Bool[np.ndarray, "B #J F S"]:
         """Layer l has nothing to read at the first l tokens: their keys are not attended, except by each other."""
         numbers = np.arange(self.head.config.num_layers)[:, None, None]
         is_real = (keys[:, None, None] >= numbers) | (queries[:, None, :, None] < numbers)

@@ -16,6 +16,8 @@ from treespec.errors import CheckpointError
 from treespec.heads.files.checkpoint import read_finite_tensors, some, weight_files
 
 PREFIX = re.compile(r"^(?:model\.|language_model\.)+")
+COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
+"""Ends of names of the target's own embedding and output layer, which some layouts repeat; they are not read."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,6 @@ class Layout:
         block: what the names of a decoder layer's tensors begin with.
         embedding_norm, hidden_norm, projection: of the layer's inputs.
         norm: of its output; None: there is none.
-        copies: the target's own embedding and output layer, which are not read.
         is_hidden_first: `projection` reads the state before the embedding.
         is_after_target: numbers go on from the target's layers.
         is_one_layer: all decoder layers are of one MTP layer, the first has its inputs' tensors and the last its norm.
@@ -38,7 +39,6 @@ class Layout:
     hidden_norm: str
     projection: str
     norm: str | None
-    copies: tuple[str, ...] = ()
     is_hidden_first: bool = False
     is_after_target: bool = False
     is_one_layer: bool = False
@@ -52,7 +52,6 @@ LAYOUTS = (
         hidden_norm="layers.{layer}.hnorm.weight",
         projection="layers.{layer}.eh_proj.weight",
         norm="layers.{layer}.shared_head.norm.weight",
-        copies=("layers.{layer}.embed_tokens.weight", "layers.{layer}.shared_head.head.weight"),
         is_after_target=True,
     ),
     Layout(
@@ -131,6 +130,8 @@ def _plain(name: str) -> str:
 
 def _is_mtp(name: str, num_hidden_layers: int) -> bool:
     """Whether a tensor is none of the target's own."""
+    if name.endswith(COPIES):
+        return False
     number = re.match(r"layers\.(\d+)\.", name)
     return name.startswith("mtp") if number is None else int(number[1]) >= num_hidden_layers
 
@@ -169,7 +170,7 @@ def _take_layers(layout: Layout, tensors: dict[str, Tensor], first: int, folder:
         }
         for group in groups
     ]
-    templates = (layout.embedding_norm, layout.hidden_norm, layout.projection, layout.norm or "", *layout.copies)
+    templates = (layout.embedding_norm, layout.hidden_norm, layout.projection, layout.norm or "")
     for name in [template.format(layer=number) for template in templates for number in numbers]:
         tensors.pop(name, None)
     return [

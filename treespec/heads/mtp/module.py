@@ -4,7 +4,7 @@ Layer l combines the token after next with what layer l - 1 gave for the token b
 state there: h'(t, l) = Projection[Norm(Embedding(t)); Norm(h(t - 1, l - 1))], and h(t, l) = Norm(Block(h'(t, l))). So
 h(t, 0) predicts the token after t from the target's state before t, h(t, l) from the target's state l tokens earlier.
 
-Axis letters: D layers; Z = D H, the outputs of all layers, one after the other.
+Axis letters: J layers, Z the outputs of all layers one after the other.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ class MtpConfig:
     Args:
         layout: the name of the files' layout.
         vocab_size, hidden_size: V and H, the target's.
-        num_layers: D.
+        num_layers: J.
         window: how many positions a token sees, itself included; None for all.
     """
 
@@ -91,7 +91,7 @@ class MtpHead(StateReader):
     Those two are no submodules: what is done to a head, such as `treespec.optimize`, leaves the target alone.
 
     Args:
-        layers: D of them; every decoder layer in them has another index in the cache.
+        layers: J of them; every decoder layer in them has another index in the cache.
         rotary: from states and positions int64 [B, F] to what decoder layers call `position_embeddings`, or None.
         embedding: the target's, of tokens int64 [B, F]: [B, F, H].
         output: the target's, logits [B, F, V] of normed outputs [B, F, H].
@@ -137,7 +137,7 @@ class MtpHead(StateReader):
             tokens: int64 [B, F].
             states: [B, F, Z], what each layer reads.
             positions: int64 [B, F].
-            mask: bool [B, D or 1, F, S], True where a layer attends one of the cache's S keys.
+            mask: bool [B, J or 1, F, S], True where a layer attends one of the cache's S keys.
             cache: holds the keys of earlier passes, and gets this one's.
         """
         run = self._begin(tokens, positions, mask, states.dtype, cache)

@@ -54,16 +54,9 @@ def make_draft_model(
             share no token, `compile` without a static cache, or something that is not a model.
         UnsupportedModelError: see `make_scorer`.
     """
-    if method not in (INTERSECTION, RE_ENCODING):
-        raise ConfigError(f"method must be {INTERSECTION!r} or {RE_ENCODING!r}, got {method!r}")
-    has_tokenizers = tokenizer is not None
-    if has_tokenizers != (target_tokenizer is not None):
-        raise ConfigError("tokenizer (the draft model's) and target_tokenizer come together: give both, or neither")
-    if has_tokenizers and check_flag("is_same_tokenizer", is_same_tokenizer):
-        raise ConfigError("is_same_tokenizer=True needs no tokenizers: leave them out, or leave it out")
-    if method == RE_ENCODING and not has_tokenizers:
-        raise ConfigError("method 're-encoding' needs tokenizer= (the draft model's) and target_tokenizer=")
-    codecs = (Spelling(tokenizer), Spelling(target_tokenizer)) if has_tokenizers else None
+    codecs = None
+    if _are_given(tokenizer, target_tokenizer, method, is_same_tokenizer):
+        codecs = Spelling(tokenizer), Spelling(target_tokenizer)
     vocabulary = _intersection(*codecs) if codecs and method == INTERSECTION else None
     scorer = _scorer(model, static_cache_len, compile)
     if codecs and method == RE_ENCODING:
@@ -71,6 +64,20 @@ def make_draft_model(
     if is_same_tokenizer:
         vocabulary = SharedVocabulary.of_one_tokenizer(scorer.vocab_size)
     return DraftModel(scorer, max_length, vocabulary)
+
+
+def _are_given(tokenizer: Any, target_tokenizer: Any, method: str, is_same_tokenizer: bool) -> bool:
+    """Whether there are two tokenizers. Raises `ConfigError`: they are not what the method needs."""
+    if method not in (INTERSECTION, RE_ENCODING):
+        raise ConfigError(f"method must be {INTERSECTION!r} or {RE_ENCODING!r}, got {method!r}")
+    are_given = tokenizer is not None
+    if are_given != (target_tokenizer is not None):
+        raise ConfigError("tokenizer (the draft model's) and target_tokenizer come together: give both, or neither")
+    if check_flag("is_same_tokenizer", is_same_tokenizer) and are_given:
+        raise ConfigError("is_same_tokenizer=True needs no tokenizers: leave them out, or leave it out")
+    if method == RE_ENCODING and not are_given:
+        raise ConfigError("method 're-encoding' needs tokenizer= (the draft model's) and target_tokenizer=")
+    return are_given
 
 
 def _scorer(model: PreTrainedModel, static_cache_len: int | None, compile: bool | Mapping[str, Any]) -> CausalScorer:

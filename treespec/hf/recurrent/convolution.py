@@ -13,16 +13,13 @@ from treespec.hf.recurrent.nodes import along
 
 def tree_convolution(
     tree_pass: TreePass,
-    inputs: Float[Tensor, "B C _"],
-    weight: Float[Tensor, "C k"],
-    bias: Float[Tensor, " C"] | None = None,
+    inputs: Float[Tensor, "B channels _"],
+    weight: Float[Tensor, "channels width"],
+    bias: Float[Tensor, " channels"] | None = None,
     activation: str | None = None,
     **_: Any,
-) -> Float[Tensor, "B C F"]:
-    """In the place of `causal_conv1d_fn`; the inputs are K cached ones, then those of the N pending nodes.
-
-    Axis letters: C channels, k weights of each.
-    """
+) -> Float[Tensor, "B channels F"]:
+    """Replaces `causal_conv1d_fn`; the inputs are the cached ones, then those of the N pending nodes."""
     nodes = tree_pass.nodes
     num_held = inputs.shape[-1] - nodes.parents.shape[1]
     columns = nodes.windows(weight.shape[-1]) + num_held

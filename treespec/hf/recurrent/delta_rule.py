@@ -4,7 +4,7 @@ A node writes w = b (v - S' k), where S, decayed, holds what its ancestors wrote
 triangular system (I + L) w = b (v - exp(G) k' S), in which L_ij = b_i exp(G_i - G_j) (k_i' k_j) for ancestors j of i,
 and 0 for all other nodes. Nodes in parents-first order keep it triangular.
 
-Axis letters: see `linear.py`; h heads of keys.
+Axis letters: c log decays per node, v size of values.
 """
 
 from functools import partial
@@ -24,15 +24,15 @@ _EPSILON = 1e-6
 
 def tree_delta_rule(
     tree_pass: TreePass,
-    query: Float[Tensor, "B F h d"],
-    key: Float[Tensor, "B F h d"],
+    query: Float[Tensor, "B F G d"],
+    key: Float[Tensor, "B F G d"],
     value: Float[Tensor, "B F A v"],
     g: Float[Tensor, "B F A ..."],
     beta: Float[Tensor, "B F A"],
     use_qk_l2norm_in_kernel: bool = False,
     **_: Any,
 ) -> tuple[Float[Tensor, "B F A v"], Float[Tensor, "B A d v"]]:
-    """In the place of `chunk_gated_delta_rule` and `chunk_kda`; the second is in the place of the final state."""
+    """Replaces `chunk_gated_delta_rule` and `chunk_kda`; the second stands for the final state."""
     query, key = (part.float() for part in (query, key))
     if use_qk_l2norm_in_kernel:
         query, key = (part * (part.square().sum(-1, keepdim=True) + _EPSILON).rsqrt() for part in (query, key))

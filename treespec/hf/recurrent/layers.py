@@ -1,10 +1,8 @@
 """`StateLayer`: a cache layer whose state a tree pass reads, and leaves as it is until a commit.
 
 Outside of tree passes it is transformers' own: a prompt's pass updates the state in place. In a tree pass a model's
-layer finds no state, so that it takes the way of whole chunks; the functions that `operators.py` puts in the place of
-its convolution and its recurrence read the state here, and leave here what a commit needs of the nodes.
-
-Axis letters: C channels of a convolution, K inputs that it looks back on.
+layer finds no state, so that it computes its tokens as one chunk; the functions that replace its convolution and its
+recurrence there (`operators.py`) read the state here, and leave here what a commit needs of the nodes.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ class TreePass:
 
 
 class StateLayer(LinearAttentionLayer):
-    """Convolution states [B, C, K] and a recurrent state [B, ...], or [B, n, ...] of n recurrences in one layer."""
+    """Cached convolution inputs [B, channels, held], and a state [B, ...], of several recurrences [B, _, ...]."""
 
     _layer_type = None  # transformers would let the class stand in for its own everywhere.
 
@@ -82,12 +80,12 @@ class StateLayer(LinearAttentionLayer):
 
     def update_conv_state(
         self,
-        conv_states: Float[Tensor, "B C F"],
+        conv_states: Float[Tensor, "B channels F"],
         state_idx: int = 0,
         conv_kernel_size: int | None = None,
         **kwargs: Any,
-    ) -> Float[Tensor, "B C _"]:
-        """Cached inputs of a convolution and new ones; in a tree pass K cached ones and those of all pending nodes."""
+    ) -> Float[Tensor, "B channels _"]:
+        """Cached inputs of a convolution, then new ones; in a tree pass those of all pending nodes."""
         size = conv_kernel_size
         if self._pass is None:
             return super().update_conv_state(conv_states, state_idx, conv_kernel_size=size, **kwargs)
@@ -188,8 +186,10 @@ def state_cache(config: PreTrainedConfig) -> Cache:
     return cache
 
 
-def _shifted(held: Float[Tensor, "B C K"], inputs: Float[Tensor, "B C N"], paths: Paths) -> Float[Tensor, "B C K"]:
-    """The last K inputs of a convolution after the paths' nodes."""
+def _shifted(
+    held: Float[Tensor, "B channels held"], inputs: Float[Tensor, "B channels N"], paths: Paths
+) -> Float[Tensor, "B channels held"]:
+    """The last inputs of a convolution after the paths' nodes."""
     texts = torch.cat([held, along(inputs, paths.nodes, -1)], -1)
     columns = torch.arange(held.shape[-1], device=held.device) + paths.is_node.sum(1, keepdim=True)
     return along(texts, columns, -1)

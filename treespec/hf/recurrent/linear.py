@@ -7,7 +7,7 @@ Along a path the log decays g add up. With G, the sum along the path from the ro
 from the state S before the root: the form of one chunk in transformers, with the ancestor matrix for the causal one.
 Sums and states are float32.
 
-Axis letters: d size of keys, v size of values, c log decays per node: one, or one for each of the d.
+Axis letters: c log decays per node, one or as many as a key has entries, v size of values.
 """
 
 from __future__ import annotations

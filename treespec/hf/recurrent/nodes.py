@@ -26,7 +26,7 @@ class TreeNodes:
     parents: Int[Tensor, "B N"]
     num_new: int
     device: torch.device
-    _windows: dict[int, Int[Tensor, "B F k"]] = field(default_factory=dict)
+    _windows: dict[int, Int[Tensor, "B F width"]] = field(default_factory=dict)
 
     @property
     def num_old(self) -> int:
@@ -49,18 +49,18 @@ class TreeNodes:
             found.append((level[0], level[1], level[2]))
         return found
 
-    def windows(self, k: int) -> Int[Tensor, "B F k"]:
-        """The new nodes, last, and their nearest k - 1 ancestors; -1: the last committed token, -2: the one before."""
-        if k not in self._windows:
+    def windows(self, width: int) -> Int[Tensor, "B F width"]:
+        """The new nodes, last, and their nearest ancestors; -1: the last committed token, -2: the one before."""
+        if width not in self._windows:
             num_rows, num_nodes = self.parents.shape
             column = torch.arange(self.num_old, num_nodes, device="cpu").expand(num_rows, -1)
             columns = [column]
-            for _ in range(k - 1):
+            for _ in range(width - 1):
                 above = self.parents.gather(1, column.clamp(min=0)).clamp(min=-1)
                 column = torch.where(column >= 0, above, column - 1)
                 columns.insert(0, column)
-            self._windows[k] = upload(self.device, torch.stack(columns, 2))[0]
-        return self._windows[k]
+            self._windows[width] = upload(self.device, torch.stack(columns, 2))[0]
+        return self._windows[width]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class Paths:
         lengths = [len(path) for path in paths]
         nodes = torch.tensor(pad_rows(paths, 0), dtype=torch.int64, device="cpu").reshape(len(paths), -1)
         is_node = torch.arange(nodes.shape[1], device="cpu") < torch.tensor(lengths, device="cpu").unsqueeze(1)
-        return cls(*upload(device, nodes, is_node), lengths)
+        nodes, is_node = upload(device, nodes, is_node)
+        return cls(nodes, is_node, lengths)
 
     def to(self, device: torch.device) -> Paths:
         return Paths(self.nodes.to(device), self.is_node.to(device), self.lengths)

@@ -1,4 +1,4 @@
-"""The functions of transformers that compute convolutions and recurrences, and what is in their place in a tree pass.
+"""The functions of transformers that compute convolutions and recurrences, and what replaces them in a tree pass.
 
 All modelling files write their own layers, but compute these by functions of a few names. A layer is known where its
 code calls such functions and gets at its states by a cache's methods alone.

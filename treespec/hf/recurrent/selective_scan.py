@@ -3,7 +3,7 @@
 Decays differ by channel and entry of the state, so that a chunk form would hold one for every pair of nodes. Here the
 states of all nodes of a layer are made level by level from their parents', and dropped again when they have been read.
 
-Axis letters: C channels, n size of a state.
+Axis letters: n size of a state.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from treespec.hf.recurrent.nodes import Paths, TreeNodes
 class ScanNodes(NamedTuple):
     """Pending nodes: step sizes t, inputs x and B; and A, which does not depend on them."""
 
-    steps: Float[Tensor, "B N C"]
-    inputs: Float[Tensor, "B N C"]
+    steps: Float[Tensor, "B N channels"]
+    inputs: Float[Tensor, "B N channels"]
     writes: Float[Tensor, "B N n"]
-    log_decays: Float[Tensor, "C n"]
+    log_decays: Float[Tensor, "channels n"]
 
-    def after(self, states: Float[Tensor, "*M C n"], *index: Int[Tensor, "*M"]) -> Float[Tensor, "*M C n"]:
+    def after(
+        self, states: Float[Tensor, "*M channels n"], *index: Int[Tensor, "*M"]
+    ) -> Float[Tensor, "*M channels n"]:
         """The states after nodes, from those before them."""
         steps, writes = self.steps[index].unsqueeze(-1), self.writes[index].unsqueeze(-2)
         return (steps * self.log_decays).exp() * states + steps * writes * self.inputs[index].unsqueeze(-1)
 
-    def folded(self, state: Float[Tensor, "B C n"] | None, paths: Paths) -> Float[Tensor, "B C n"]:
+    def folded(self, state: Float[Tensor, "B channels n"] | None, paths: Paths) -> Float[Tensor, "B channels n"]:
         """The state after the paths' nodes, one by one as plain steps."""
         paths = paths.to(self.steps.device)
         rows = torch.arange(len(self.steps), device=self.steps.device)
@@ -42,24 +44,24 @@ class ScanNodes(NamedTuple):
         return state
 
     def select_rows(self, rows: Int[Tensor, " R"]) -> ScanNodes:
-        parts = (part.index_select(0, rows.to(part.device)) for part in self[:3])
-        return ScanNodes(*parts, self.log_decays)
+        steps, inputs, writes = (part.index_select(0, rows.to(part.device)) for part in self[:3])
+        return ScanNodes(steps, inputs, writes, self.log_decays)
 
 
 def tree_selective_scan(
     tree_pass: TreePass,
-    hidden_states: Float[Tensor, "B C F"],
-    dt: Float[Tensor, "B C F"],
-    A: Float[Tensor, "C n"],
+    hidden_states: Float[Tensor, "B channels F"],
+    dt: Float[Tensor, "B channels F"],
+    A: Float[Tensor, "channels n"],
     B: Float[Tensor, "B n F"],
     C: Float[Tensor, "B n F"],
-    D: Float[Tensor, " C"] | None = None,
-    z: Float[Tensor, "B C F"] | None = None,
-    delta_bias: Float[Tensor, " C"] | None = None,
+    D: Float[Tensor, " channels"] | None = None,
+    z: Float[Tensor, "B channels F"] | None = None,
+    delta_bias: Float[Tensor, " channels"] | None = None,
     delta_softplus: bool = False,
     **_: Any,
-) -> tuple[Float[Tensor, "B C F"], Float[Tensor, "B C n"]]:
-    """In the place of `selective_scan_fn`; the second is in the place of the final state."""
+) -> tuple[Float[Tensor, "B channels F"], Float[Tensor, "B channels n"]]:
+    """Replaces `selective_scan_fn`; the second stands for the final state."""
     dt = dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[:, None]
     dt = torch.nn.functional.softplus(dt) if delta_softplus else dt
     steps, inputs, writes, reads = (part.float().transpose(1, 2) for part in (dt, hidden_states, B, C))
@@ -74,14 +76,15 @@ def _scan(
     new: ScanNodes,
     reads: Float[Tensor, "B F n"],
     nodes: TreeNodes,
-    state: Float[Tensor, "B C n"] | None,
+    state: Float[Tensor, "B channels n"] | None,
     old: ScanNodes | None,
-) -> tuple[Float[Tensor, "B F C"], ScanNodes]:
+) -> tuple[Float[Tensor, "B F channels"], ScanNodes]:
     kept = new
     if old is not None:
-        parts = zip(old[:3], new[:3], strict=True)
-        kept = ScanNodes(*(torch.cat([before[:, : nodes.num_old], part], 1) for before, part in parts), new.log_decays)
-    # The last place is the state before the root, which parent -1 finds.
+        pairs = zip(old[:3], new[:3], strict=True)
+        steps, inputs, writes = (torch.cat([before[:, : nodes.num_old], part], 1) for before, part in pairs)
+        kept = ScanNodes(steps, inputs, writes, new.log_decays)
+    # The last one is the state before the root, which parent -1 finds.
     states = kept.steps.new_zeros(len(reads), kept.steps.shape[1] + 1, *new.log_decays.shape)
     if state is not None:
         states[:, -1] = state

@@ -1,6 +1,6 @@
 """The recurrence of Mamba-2 (state space duality, arXiv 2405.21060) over trees: `linear.py` with keys B and queries C.
 
-Axis letters: see `linear.py`; A heads, p size of a head, n size of a state, h groups of heads with the same B and C.
+Axis letters: v size of values.
 """
 
 from functools import partial
@@ -18,25 +18,25 @@ from treespec.hf.recurrent.nodes import Paths, TreeNodes
 class SSDNodes(LinearNodes):
     """Pending nodes; transformers keeps the state with its axes the other way round."""
 
-    def folded(self, state: Float[Tensor, "B A p n"] | None, paths: Paths) -> Float[Tensor, "B A p n"]:
+    def folded(self, state: Float[Tensor, "B A v d"] | None, paths: Paths) -> Float[Tensor, "B A v d"]:
         return super().folded(None if state is None else state.transpose(2, 3), paths).transpose(2, 3)
 
 
 def tree_ssd(
     tree_pass: TreePass,
-    hidden_states: Float[Tensor, "B F A p"],
+    hidden_states: Float[Tensor, "B F A v"],
     dt: Float[Tensor, "B F A"],
     A: Float[Tensor, " A"],
-    B: Float[Tensor, "B F h n"],
-    C: Float[Tensor, "B F h n"],
+    B: Float[Tensor, "B F G d"],
+    C: Float[Tensor, "B F G d"],
     chunk_size: int,
     D: Float[Tensor, " A"] | None = None,
     dt_bias: Float[Tensor, " A"] | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     **_: Any,
-) -> tuple[Float[Tensor, "B F A p"], Float[Tensor, "B A p n"]]:
-    """In the place of `mamba_chunk_scan_combined`; the second is in the place of the final state."""
+) -> tuple[Float[Tensor, "B F A v"], Float[Tensor, "B A v d"]]:
+    """Replaces `mamba_chunk_scan_combined`; the second stands for the final state."""
     dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
     dt = torch.nn.functional.softplus(dt) if dt_softplus else dt
     dt = dt.clamp(*dt_limit).float().unsqueeze(-1)

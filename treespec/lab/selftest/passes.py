@@ -9,6 +9,7 @@ from treespec.hf.models.capability import keeps_states, undisturbed
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.selfcheck import largest_difference, path_logits, tolerance_of
 from treespec.hf.models.tree_scorer import TreeScorer
+from treespec.hf.recurrent.scorer import StateScorer
 from treespec.lab.selftest.report import FAILED, OK, WARNING, Outcome
 from treespec.lab.selftest.subject import Subject
 from treespec.protocols import Capability
@@ -22,12 +23,12 @@ OTHERS = (1, 2, 4, 5, 7)
 def check_passes(subject: Subject) -> Outcome:
     """Score a tree after a real prompt, commit a path, score another; compare with uncached passes along the paths."""
     found = make_scorer(subject.facts)
-    if keeps_states(subject.model):
-        return WARNING, "layers that keep states mix siblings: it decodes by chains, without trees"
+    if keeps_states(subject.model) and found.capability != Capability.TREE:
+        return WARNING, "its layers' states have no form for trees: it decodes by chains or plainly"
     with undisturbed(subject.facts):
         prompt = subject.prompts[0][None]
         tolerance = tolerance_of(subject.facts, prompt)
-        scorer = TreeScorer(subject.facts)
+        scorer = _tree_scorer(subject)
         scorer.prefill(prompt[:, :-1], torch.ones_like(prompt[:, :-1], dtype=torch.bool))
         fresh = _error(subject, scorer, prompt[:, :-1], 1)
         tokens = _tokens(subject, 1)
@@ -70,9 +71,14 @@ def _cause(subject: Subject, tolerance: float) -> str:
     return "a path alone is scored wrongly too: positions, mask or cache of a plain continuation"
 
 
+def _tree_scorer(subject: Subject) -> TreeScorer:
+    """A scorer of trees, whatever the self-check has found."""
+    return StateScorer(subject.facts) if keeps_states(subject.model) else TreeScorer(subject.facts)
+
+
 def _score(subject: Subject, tokens: Tensor, parents: Sequence[int]) -> Tensor:
     prompt = subject.prompts[0][None, :-1]
-    scorer = TreeScorer(subject.facts)
+    scorer = _tree_scorer(subject)
     scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
     return scorer.extend(tokens, torch.tensor([list(parents)], device="cpu")).logits[0]
 
