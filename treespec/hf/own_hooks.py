@@ -8,11 +8,16 @@ from weakref import WeakMethod, ref
 
 from torch import nn
 
-_QUANTIZERS = {
-    *("aqlm", "auto_gptq", "auto_round", "awq", "bitsandbytes", "compressed_tensors", "eetq", "fbgemm_gpu"),
-    *("fp_quant", "gptqmodel", "hqq", "optimum", "quark", "spqr_quant", "torchao", "vptq"),
-}
-HARMLESS = frozenset({*_QUANTIZERS, "accelerate", "peft", "torch", "transformers", "treespec"})
+HARMLESS = frozenset(
+    {
+        *("accelerate", "peft", "torch", "transformers", "treespec"),
+        # Quantised layers
+        *("aqlm", "auto_gptq", "auto_round", "awq", "bitsandbytes", "compressed_tensors", "eetq", "fbgemm_gpu"),
+        *("fp_quant", "gptqmodel", "hqq", "optimum", "quark", "spqr_quant", "torchao", "vptq"),
+        # Kernels
+        *("apex", "causal_conv1d", "deepspeed", "fla", "flash_attn", "liger_kernel", "mamba_ssm", "xformers"),
+    }
+)
 """Packages whose hooks and modules treat all tokens of a pass alike."""
 MARK = "serves_trees"
 """A caller's hook, or class of modules, that has this attribute, and it is true, is known to be harmless too."""
