@@ -142,6 +142,17 @@ def test_the_installed_vllm_has_all_that_is_relied_on() -> None:
     assert missing() == []
 
 
+@pytest.mark.parametrize(
+    ("parameters", "is_known"),
+    [("a,b,c", True), ("a,...", True), ("a,b,...", True), ("a,b", False), ("a,c,...", False), ("...", False)],
+)
+def test_what_is_called_may_have_more_parameters_with_defaults(
+    parameters: str, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supported, "example", lambda a, b=0, c=0: None, raising=False)
+    assert (missing({"treespec.vllm.supported": [f"example({parameters})"]}) == []) is is_known
+
+
 @pytest.mark.parametrize("path", TOUCHED)
 def test_what_is_missing_is_named(path: str) -> None:
     assert missing({path: ["no_such_name"]}) == [f"{path}.no_such_name"]

@@ -125,7 +125,11 @@ def missing(table: Mapping[str, Sequence[str]] = TOUCHED) -> list[str]:
 def _has(owner: Any, name: str, parameters: str | None = None) -> bool:
     value = getattr(owner, name, None)
     if parameters is not None:
-        return callable(value) and ",".join(inspect.signature(value).parameters) == parameters
+        found = inspect.signature(value).parameters.values() if callable(value) else ()
+        known = parameters.removesuffix(",...").split(",")
+        # What is only called may have more parameters with defaults; what is overridden may not.
+        more = [p for p in found if p.name not in known and (p.default is p.empty or "..." not in parameters)]
+        return [p.name for p in found][: len(known)] == known and not more
     if value is not None or name in vars(owner):
         return True
     bases = owner.__mro__[:-1] if inspect.isclass(owner) else ()

@@ -126,6 +126,25 @@ def test_an_error_within_a_pass_leaves_the_scorer_usable(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_hidden_states_are_those_of_plain_passes(name):
+    """Draft heads read them, also those of a padded prompt."""
+    model, ids, tokens = build(name), prompts(2, 20), prompts(2, 3, seed=1)
+    mask = torch.arange(20) >= torch.tensor([[0], [6]])
+    scorer = StateScorer(model, hidden_layers=(1, -1))
+    prefilled = scorer.prefill(ids.masked_fill(~mask, 0), mask)
+    extended = scorer.extend(tokens, torch.tensor([[-1, 0, 0], [-1, 0, 1]])).hidden_states
+    texts = [[0, 1], [0, 2]], [[0, 1, 2]]
+    for row, (start, paths) in enumerate(zip([0, 6], texts, strict=True)):
+        for path in paths:
+            text = torch.cat([ids[row, start:], tokens[row, path]])[None]
+            with torch.no_grad():
+                states = model(input_ids=text, use_cache=False, output_hidden_states=True).hidden_states
+            for layer in (1, -1):
+                assert (prefilled[layer][row, start:] - states[layer][0, : 20 - start]).abs().max() <= TOLERANCE
+                assert (extended[layer][row, path] - states[layer][0, 20 - start :]).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_chains_and_single_tokens_go_the_same_way(name):
     model = build(name)
     scorer = make_scorer(model)

@@ -6,6 +6,7 @@ from itertools import count
 import pytest
 import torch
 from helpers.tiny import noisy_copy, tiny_llama
+from helpers.zoo import build
 
 from benchmarks.joint_distribution import planted_bugs as bugs
 from treespec import KAry, TreeSpeculation, check
@@ -17,10 +18,13 @@ from treespec.hf.cache import slot_cache
 from treespec.hf.cache.caches import filled_layers
 from treespec.hf.cache.slot_cache import SlotCache
 from treespec.hf.models import tree_scorer
+from treespec.hf.recurrent import nodes
+from treespec.protocols import Capability
 
 swapped = bugs.swapped
 COUNT = count()
 attended_keys, ids_of = mask._attended_keys, TargetProbs._ids
+right_ancestors = nodes.ancestor_mask
 keep_paths, select_rows = slot_cache.keep_paths, SlotCache.select_rows
 residual = bugs.MistakenRejection("recursive", lambda probs, rest, above, is_leaf: probs)
 bonus = bugs.MistakenRejection(
@@ -87,6 +91,14 @@ def test_faults_of_the_engine_are_named(models, fault, monkeypatch):
     assert words in str(found)
     assert not found.is_right
     assert check(models[0], only=[name]).is_right, "without the mistake nothing is found"
+
+
+def test_layers_with_states_are_tested_too():
+    model = build("bamba")
+    assert make_scorer(model).capability == Capability.TREE
+    assert check(model, only=["tree logits"]).is_right
+    with swapped(nodes, "ancestor_mask", lambda parents: right_ancestors(parents) | torch.ones(1, 8, 8).tril().bool()):
+        assert "sees its siblings" in str(check(model, only=["tree logits"]))
 
 
 def drafting_raw(models):
