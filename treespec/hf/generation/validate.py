@@ -42,6 +42,8 @@ _TOKENIZED = {
 }
 """What a tokenizer returns, or the caller passes on, as lists or arrays."""
 _MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "use_cache", *CACHE_ARGUMENTS, *OUTPUTS}
+"""Arguments of text models that are let in. Tree passes are made by `ModelScorer._run` from tokens, mask, positions and
+cache: one that all of them need, as plain `generate` hands it to every pass, must get there too."""
 
 
 def with_prompts(
