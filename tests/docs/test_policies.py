@@ -7,6 +7,8 @@ from helpers.doc_snippets import run_page
 from helpers.toy_models import TableLM, TableSource
 
 from treespec import literature, policies
+from treespec.policies.control.candidates import CHAIN_LENGTHS, TREE_SIZES
+from treespec.policies.control.control import MOST_NODES
 from treespec.verification.rule import BaseRule
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
@@ -44,6 +46,13 @@ def test_children_are_what_the_table_says():
         assert ("selected" in sampling_schemes) == (children == "selected"), name
         if children != "sampled":
             assert policy.grow(TableSource([0, 1], TableLM(5), num_candidates=3), 3).sampling_schemes == {"selected"}
+
+
+def test_what_the_control_chooses_among_is_on_the_page():
+    *lengths, longest = CHAIN_LENGTHS
+    chains = f"chains of {', '.join(map(str, lengths))} or {longest} tokens"
+    trees = f"best-first trees of {TREE_SIZES[0]} to {TREE_SIZES[-1]} nodes ({MOST_NODES} on accelerators)"
+    assert f"{chains} and {trees}" in " ".join(PAGE.split())
 
 
 def test_the_snippets_run(capsys):

@@ -9,6 +9,7 @@ from helpers.tiny import noisy_copy, prompt, tiny_llama
 import treespec
 from treespec import BestFirst, Control, KAry
 from treespec.drafters import SuffixLookup, TokenRecycling
+from treespec.drafters.registry import DRAFTERS as REGISTERED
 
 
 class NowAndThen(Control):
@@ -57,8 +58,7 @@ def test_a_draft_model_catches_up(target):
 
 DRAFTERS = {
     "draft model": lambda target: noisy_copy(target),
-    "recycling": lambda target: TokenRecycling(),
-    "suffix": lambda target: SuffixLookup(),
+    **{name: lambda target, name=name: REGISTERED[name]() for name in REGISTERED},
     "merge": lambda target: [noisy_copy(target), TokenRecycling(), SuffixLookup()],
 }
 

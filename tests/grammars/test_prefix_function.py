@@ -8,6 +8,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, NoRepeatNGramLogi
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
 from treespec import TokenRecycling, TreeSpeculation
+from treespec.errors import ConfigError
 from treespec.grammars.prefix_function import PrefixProcessor, along_branches
 
 TITLES = [[5, 9, 13], [5, 9, 20, 21, 22], [30, 31], [5, 40, 41, 42, 43]]
@@ -64,6 +65,14 @@ def test_scores_are_the_librarys(target):
     following = torch.cat([ids, torch.tensor([[3], [8], [5]])], 1)
     after = processor.of_row(following, scores, 2)
     assert after.isfinite().sum(-1).tolist() == [1, 1, 1]  # 5 is forbidden, but another processor may force it.
+
+
+@pytest.mark.parametrize("allowed", [[-1, 2], torch.tensor([2, -64]), [-2]], ids=str)
+def test_negative_tokens_are_named(target, draft, allowed):
+    """Plain decoding counts them from the vocabulary's end."""
+    options = OPTIONS | {"do_sample": False, "prefix_allowed_tokens_fn": lambda row, ids: allowed}
+    with pytest.raises(ConfigError, match="ids from 0 on, got -"):
+        target.generate(prompt(1), **options, custom_generate=TreeSpeculation(draft, tree=8))
 
 
 class Forced(LogitsProcessor):

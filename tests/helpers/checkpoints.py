@@ -24,6 +24,22 @@ def pickled(folder: Path) -> None:
     weights.unlink()
 
 
+def code_in_a_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": Path("runs code when it is opened")}, folder / "pytorch_model.bin")
+
+
+def no_tensors_in_a_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": [1.0]}, folder / "pytorch_model.bin")
+
+
+def half_a_pickle(folder: Path) -> None:
+    pickled(folder)
+    file = folder / "pytorch_model.bin"
+    file.write_bytes(file.read_bytes()[:500])
+
+
 def lacking_a_tensor(folder: Path) -> None:
     weights = folder / "model.safetensors"
     tensors = load_file(weights)

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from helpers import dflash_files, eagle3_files
-from helpers.checkpoints import no_safetensors, pickled
+from helpers.checkpoints import code_in_a_pickle, half_a_pickle, no_safetensors, no_tensors_in_a_pickle
 from helpers.dflash_files import FULL, SLIDING, dspark
 from helpers.head_files import SPECULATORS
 from safetensors.torch import load_file, save_file
@@ -73,7 +73,9 @@ ENDLESS, LAYERS = 10**9, "eagle_aux_hidden_state_layer_ids"
 WRONG_EAGLE3 = {
     "truncated": (truncate, "truncated or no safetensors"),
     "not safetensors": (no_safetensors, "truncated or no safetensors"),
-    "pickled": (pickled, r"pytorch_model\.bin\), which can run code and are not opened"),
+    "a pickle of code": (code_in_a_pickle, r"pytorch_model\.bin is damaged, or holds more than tensors"),
+    "a pickle of no tensors": (no_tensors_in_a_pickle, "must hold tensors by name, found dict"),
+    "half a pickle": (half_a_pickle, "is damaged, or holds more than tensors"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), r"found none"),
     "no configuration": (lambda f: (f / "config.json").unlink(), "there is no .*config.json"),
     "damaged configuration": (overwrite("config.json", b"{"), "no JSON"),

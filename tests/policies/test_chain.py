@@ -7,7 +7,8 @@ from helpers.toy_models import FixedLength, TableLM, TableSource, ToyScorer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling
+from treespec.drafters import DraftModel, Merge, TokenRecycling
+from treespec.drafters.registry import DRAFTERS as REGISTERED
 from treespec.engine.loop import Run, speculate
 from treespec.errors import ConfigError
 from treespec.literature import AdaptiveChain, LowConfidence
@@ -114,8 +115,7 @@ class CountedChain(AdaptiveChain):
 PROMPTS = torch.tensor([[1, 2, 3, 1, 2], [2, 0, 1, 3, 0]])
 DRAFTERS = {
     "draft model": lambda: DraftModel(ToyScorer(TableLM(4, seed=3))),
-    "recycling": lambda: TokenRecycling(4),
-    "suffix": SuffixLookup,
+    **REGISTERED,
 }
 
 

@@ -151,6 +151,29 @@ def test_layers_are_optimized_and_restored(model):
     assert model.generate(PROMPT, max_new_tokens=30, do_sample=False, custom_generate=speculation).equal(plain)
 
 
+@pytest.mark.parametrize("way", ["optimizer", "data", "state dict"])
+def test_weights_that_change_in_place_are_followed(model, way):
+    """As in roll-outs of reinforcement learning: what was packed is packed again, what drafts may be slower."""
+    write(beside(model, "head"), EAGLE)
+    speculation = treespec.speed_up(model)
+    options = {"max_new_tokens": 24, "do_sample": False}
+    before = model.generate(PROMPT, **options, custom_generate=speculation)
+    with torch.no_grad():
+        changed = {name: weight + 0.2 * torch.randn_like(weight) for name, weight in model.state_dict().items()}
+        for name, weight in model.named_parameters():
+            if way == "optimizer":
+                weight.copy_(changed[name])
+            elif way == "data":
+                weight.data.copy_(changed[name])
+        if way == "state dict":
+            model.load_state_dict(changed)
+    plain = model.generate(PROMPT, **options)
+    assert not plain.equal(before)
+    assert model.generate(PROMPT, **options, custom_generate=speculation).equal(plain)
+    speculation.restore()
+    assert model.generate(PROMPT, **options).equal(plain)
+
+
 def test_calls_do_not_wait_for_a_compiler(model, uncompiled):
     speculation = treespec.speed_up(model)
     compiling = speculation._kernels._compiling

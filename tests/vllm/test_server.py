@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not MODEL.is_dir(), reason="SmolLM2 is not converted: make demo"),
 ]
-STARTUP_SECONDS = 150
+STARTUP_SECONDS = 400
 SPECULATION = {"method": "treespec", "num_speculative_tokens": 11, "tree": 12, "warm_start": "SmolLM2-135M-Instruct"}
 
 

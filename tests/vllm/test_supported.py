@@ -14,21 +14,19 @@ pytest.importorskip("vllm.config")
 from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.version import __version__ as VERSION
 
-from treespec.vllm import supported
 from treespec.vllm.cpu_attention import SegmentCPUBackend
 from treespec.vllm.plugin import PROPOSER
 from treespec.vllm.scheduler import TreeScheduler, num_scratch_blocks
 from treespec.vllm.supported import (
     KV_UPDATE,
-    TOUCHED,
     check_backends,
     check_cache,
     check_config,
     check_params,
-    check_version,
-    missing,
 )
+from treespec.vllm.touched import TOUCHED, check_version, missing
 from treespec.vllm.worker import check_classes
 
 
@@ -61,7 +59,7 @@ def config(**values: Any) -> SimpleNamespace:
 
 
 def test_this_vllm_and_a_plain_configuration_are_served() -> None:
-    check_version()
+    check_version(VERSION)
     check_config(config())  # pyright: ignore[reportArgumentType]
 
 
@@ -124,18 +122,6 @@ def test_scratch_blocks_leave_room_for_the_longest_request(num_blocks: int, num_
         "cache_config": SimpleNamespace(block_size=32),
     }
     assert num_scratch_blocks(SimpleNamespace(**parts), num_blocks) == num_scratch  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.parametrize("version", ["0.31.0", "0.34.0", "1.0"])
-def test_another_version_is_named_in_a_warning_and_the_table_decides(
-    version: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    supported.logger.addHandler(caplog.handler)
-    check_version(version)
-    supported.logger.removeHandler(caplog.handler)
-    assert f"0.32 and 0.33, this is {version}" in caplog.records[0].getMessage()
-    with pytest.raises(UnsupportedModeError, match=r"GPUModelRunner\._sample\(self,logits\); install"):
-        check_version(version, {"vllm.v1.worker.gpu_model_runner:GPUModelRunner": ["_sample(self,logits)"]})
 
 
 def test_the_installed_vllm_has_all_that_is_relied_on() -> None:

@@ -30,7 +30,7 @@ def train(
     model: TargetArgument,
     texts: Annotated[list[Path], typer.Option(file_okay=False, help="Text that it wrote; may be given several times.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="The folder of the run and the drafter.")],
-    kind: Annotated[str, typer.Option(help="eagle3, dflash or draft_model.")] = "eagle3",
+    kind: Annotated[str, typer.Option(help="eagle3, dflash, mtp or draft_model.")] = "eagle3",
     minutes: Annotated[float | None, typer.Option(help="Of training; the schedule follows the clock.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Of training; default: one pass over the text.")] = None,
     settings: Annotated[

@@ -175,9 +175,14 @@ def token_enforcer(parser: Any, tokenizer: PreTrainedTokenizerBase, end_tokens: 
 
 
 def mask_of(allowed: Iterable[int]) -> Tensor:
-    """A bool vector as long as the greatest of these tokens needs, True at them."""
+    """A bool vector as long as the greatest of these tokens needs, True at them.
+
+    Raises `ConfigError`: a negative id, which would count from the end of a vector of another length.
+    """
     ids = allowed if isinstance(allowed, Tensor) else list(allowed)
     tokens = torch.as_tensor(ids, dtype=torch.int64, device="cpu")
+    if bool((tokens < 0).any()):
+        raise ConfigError(f"tokens that are allowed next must be ids from 0 on, got {int(tokens.min())}")
     size = int(tokens.max()) + 1 if len(tokens) else 0
     return torch.zeros(size, dtype=torch.bool, device="cpu").index_fill_(0, tokens, True)
 

@@ -18,7 +18,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from treespec.engine.ranks import Alone, Ranks
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf.add_ons import ADD_ONS
-from treespec.hf.own_hooks import own_hooks
+from treespec.hf.own_hooks import own_hooks, own_modules
 from treespec.hf.weights import weight_counts
 from treespec.protocols import HiddenStates
 
@@ -81,8 +81,8 @@ class ModelFacts:
 
     @cached_property
     def hooks(self) -> frozenset[tuple[str, Hashable]]:
-        """See `own_hooks`."""
-        return frozenset(own_hooks(self.modules))
+        """See `own_hooks`, `own_modules`."""
+        return frozenset(own_hooks(self.modules) | own_modules(self.modules))
 
     @property
     def name(self) -> str:

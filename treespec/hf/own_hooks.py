@@ -1,4 +1,4 @@
-"""The caller's own forward hooks on a model: they see the passes of trees in place of plain decoding's."""
+"""The caller's own forward hooks and modules in a model: they see the passes of trees in place of plain decoding's."""
 
 import inspect
 from collections.abc import Hashable, Mapping
@@ -8,10 +8,19 @@ from weakref import WeakMethod, ref
 
 from torch import nn
 
-HARMLESS = frozenset({"accelerate", "bitsandbytes", "peft", "torch", "torchao", "transformers", "treespec"})
-"""Packages whose hooks treat all tokens of a pass alike."""
+HARMLESS = frozenset(
+    {
+        *("accelerate", "peft", "torch", "transformers", "treespec"),
+        # Quantised layers
+        *("aqlm", "auto_gptq", "auto_round", "awq", "bitsandbytes", "compressed_tensors", "eetq", "fbgemm_gpu"),
+        *("fp_quant", "gptqmodel", "hqq", "optimum", "quark", "spqr_quant", "torchao", "vptq"),
+        # Kernels
+        *("apex", "causal_conv1d", "deepspeed", "fla", "flash_attn", "liger_kernel", "mamba_ssm", "xformers"),
+    }
+)
+"""Packages whose hooks and modules treat all tokens of a pass alike."""
 MARK = "serves_trees"
-"""A caller's hook that has this attribute, and it is true, is known to be harmless too."""
+"""A caller's hook, or class of modules, that has this attribute, and it is true, is known to be harmless too."""
 
 
 def own_hooks(modules: Mapping[str, nn.Module]) -> dict[tuple[str, Hashable], str]:
@@ -31,12 +40,29 @@ def own_hooks(modules: Mapping[str, nn.Module]) -> dict[tuple[str, Hashable], st
     return {(where, _reference(hook)): f"{_name(hook)} on {where}" for where, hook in hooks if not _is_harmless(hook)}
 
 
+def own_modules(modules: Mapping[str, nn.Module]) -> dict[tuple[str, Hashable], str]:
+    """Modules whose class is neither of the model's own package nor of one known to be harmless, as `own_hooks`.
+
+    Libraries of steering vectors put such a module around a layer.
+    """
+    package = _package(type(modules[""])) if "" in modules else ""
+    return {
+        (name, ref(type(module))): f"{type(module).__name__} at {name}"
+        for name, module in modules.items()
+        if not _is_harmless(type(module)) and _package(type(module)) != package
+    }
+
+
 def _is_harmless(hook: Any) -> bool:
     function = _function(hook)
     if getattr(hook, MARK, False) or getattr(function, MARK, False):
         return True
-    source = getattr(function, "__module__", None) or type(function).__module__
-    return source.partition(".")[0] in HARMLESS
+    return _package(function) in HARMLESS
+
+
+def _package(found: Any) -> str:
+    """The top-level package that a function, a class or an object's class comes from."""
+    return (getattr(found, "__module__", None) or type(found).__module__).partition(".")[0]
 
 
 def _name(hook: Any) -> str:

@@ -1,4 +1,4 @@
-"""`from_config`: speculation from vLLM's `speculative_config`, of which no key is ignored."""
+"""`from_config`: speculation from vLLM's, SGLang's or TensorRT-LLM's settings, of which no key is ignored."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +12,7 @@ from treespec.errors import ConfigError
 from treespec.heads import Medusa
 from treespec.heads.drafting.base import HeadDrafter
 from treespec.heads.files.kinds import KINDS
+from treespec.hf.engine_words import in_vllm_words
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter
@@ -26,14 +27,15 @@ _KEYS: dict[str, set[str]] = {
     "medusa": {"model"},
     "mtp": {"model"},
     "ngram": {"prompt_lookup_max", "prompt_lookup_min"},
-    "suffix": set(),
+    "ngram_gpu": {"prompt_lookup_max", "prompt_lookup_min"},
+    "suffix": {f"suffix_decoding_{name}" for name in ("max_tree_depth", "max_cached_requests", "min_token_prob")},
     "token_recycling": set(),
 }
 _COMMON = {"method", "num_speculative_tokens", "speculative_token_tree"}
 
 
 def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = None, **options: Any) -> TreeSpeculation:
-    """A `TreeSpeculation` from a configuration with vLLM's keys.
+    """A `TreeSpeculation` from a configuration with vLLM's keys, or SGLang's or TensorRT-LLM's.
 
     Args:
         config: `method`, `num_speculative_tokens` (draft tokens per step), optionally
@@ -41,7 +43,10 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
             "draft_model": `model` (name, folder or model); with another tokenizer than the target's `tokenizer` (the
             target's) and `assistant_tokenizer` (its own), names or tokenizers. "eagle3", "dflash", "dspark" and
             "medusa": `model`, the head's name or folder. "mtp": `model`, the files, if they are not the target's.
-            "ngram": `prompt_lookup_max`, `prompt_lookup_min`. "suffix" and treespec's own "token_recycling" have none.
+            "ngram" and "ngram_gpu": `prompt_lookup_max`, `prompt_lookup_min`. "suffix": `suffix_decoding_` with
+            `max_tree_depth`, `min_token_prob`, and `max_cached_requests`, 0 for no store. treespec's own
+            "token_recycling" has none. With `speculative_algorithm` these are the arguments of SGLang's server, with
+            `decoding_type` TensorRT-LLM's settings, see `in_vllm_words`.
         target: the target model, for "eagle3", "dflash", "dspark" and "mtp", which read its embedding and states.
         options: keyword arguments of `TreeSpeculation` except `tree`.
 
@@ -54,6 +59,7 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
         raise ConfigError(f"config must be a mapping such as {{'method': 'ngram', ...}}, got {config!r}")
     if "tree" in options:
         raise ConfigError("the configuration has the shape of the tree: use its speculative_token_tree, not tree=")
+    config, tree = in_vllm_words(config)
     method = config.get("method")
     known = _KEYS | {kind: {"model"} for kind in KINDS}
     if not isinstance(method, str) or method not in known:
@@ -61,7 +67,7 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
     unknown = sorted(map(str, set(config) - _COMMON - known[method]))
     if unknown:
         raise ConfigError(f"method {method!r} does not know {unknown}; it knows {sorted(_COMMON | known[method])}")
-    tree = _tree(config)  # Checked before a model is loaded.
+    tree = tree or _tree(config)  # Checked before a model is loaded.
     return TreeSpeculation(_drafter(method, config, target), tree=tree, **options)
 
 
@@ -99,10 +105,22 @@ def _drafter(method: str, config: Mapping[str, Any], target: PreTrainedModel | N
     if method == "token_recycling":
         return TokenRecycling()
     if method == "suffix":
-        return SuffixLookup(store=SuffixStore())
+        return _suffix(config)
     longest = config.get("prompt_lookup_max", 5)
     shortest = config.get("prompt_lookup_min", 1)
     return SuffixLookup(max_match=longest, min_match=shortest, is_longest_only=True)
+
+
+def _suffix(config: Mapping[str, Any]) -> SuffixLookup:
+    """vLLM's tree depth is that of the match and the draft together; its requests are counted, our store's tokens."""
+    depth = check_count("suffix_decoding_max_tree_depth", config.get("suffix_decoding_max_tree_depth", 17))
+    if config.get("suffix_decoding_max_cached_requests", 0) != 0:
+        raise ConfigError(
+            "suffix_decoding_max_cached_requests must be 0 or left out: a SuffixStore keeps a number of tokens"
+        )
+    store = None if "suffix_decoding_max_cached_requests" in config else SuffixStore(max_match=max(depth - 1, 1))
+    min_prob = config.get("suffix_decoding_min_token_prob", 0.03)
+    return SuffixLookup(max_match=max(depth - 1, 1), store=store, min_prob=min_prob)
 
 
 def _trained_head(method: str, name: Any, target: PreTrainedModel | None) -> HeadDrafter[Any]:

@@ -12,12 +12,13 @@ from typing import Any
 from treespec.checks import check_count, check_flag, check_number, check_share
 from treespec.errors import ConfigError
 
-KINDS = {"eagle3": (4, 1), "dflash": (7, 2), "draft_model": (4, 5)}
+KINDS = {"eagle3": (4, 1), "dflash": (7, 2), "mtp": (4, 1), "draft_model": (4, 5)}
 """How many tokens ahead a kind of drafter drafts, and its decoder layers, if the settings leave that open."""
 
 _HEADS_ONLY = ("draft_vocab_size", "hidden_layers", "is_initialised", "noise")
 _DFLASH_ONLY = ("markov_rank", "num_anchors", "mask_token")
-UNUSED = {"eagle3": _DFLASH_ONLY, "dflash": (), "draft_model": _HEADS_ONLY + _DFLASH_ONLY}
+_MTP = (*_DFLASH_ONLY, "draft_vocab_size", "hidden_layers", "num_layers")
+UNUSED = {"eagle3": _DFLASH_ONLY, "dflash": (), "mtp": _MTP, "draft_model": _HEADS_ONLY + _DFLASH_ONLY}
 """Settings that do nothing for a kind."""
 
 
@@ -26,9 +27,10 @@ class TrainingConfig:
     """How a drafter is trained.
 
     Args:
-        kind: "eagle3", a head unrolled on its own features; "dflash", a DSpark head that drafts all depths at once; or
-            "draft_model", some of the target's own layers.
-        draft_vocab_size: tokens that a head can draft, the most frequent ones of the texts; a draft model has all.
+        kind: "eagle3", a head unrolled on its own features; "dflash", a DSpark head that drafts all depths at once;
+            "mtp", a layer for multi-token prediction in Qwen's layout, see `load_mtp`; or "draft_model", some of the
+            target's own layers.
+        draft_vocab_size: tokens that a head can draft, the most frequent ones of the texts; other kinds have all.
         num_layers: decoder layers of the drafter; None: see `KINDS`.
         hidden_layers: the target's hidden states that a head fuses, see `HiddenStates`; None: EAGLE-3's choice.
         num_depths: tokens ahead: EAGLE-3's unrolled steps, a DSpark head's block size; None: see `KINDS`.

@@ -42,7 +42,7 @@ model.generate(**inputs, custom_generate=treespec.TreeSpeculation(drafter, tree=
 
 {lengths}
 """
-NAMES = {"eagle3": "EAGLE-3 head", "dflash": "DSpark head", "draft_model": "Draft model"}
+NAMES = {"eagle3": "EAGLE-3 head", "dflash": "DSpark head", "mtp": "MTP layer", "draft_model": "Draft model"}
 
 
 def write_report(folder: Path, about: Mapping[str, Any], progress: Progress, evaluation: Evaluation) -> None:
@@ -68,6 +68,8 @@ def model_card(about: Mapping[str, Any], progress: Progress, evaluation: Evaluat
     load = 'treespec.load_drafter("THIS FOLDER", model)'
     if config["kind"] == "draft_model":
         load = 'AutoModelForCausalLM.from_pretrained("THIS FOLDER")'
+    if config["kind"] == "mtp":
+        load = 'treespec.load_mtp(model, "THIS FOLDER")'
     passes = progress.num_tokens / about["num_tokens"]
     facts = [
         f"Data: {about['num_tokens']:,} tokens in {about['num_texts']:,} texts that {model} wrote itself; "

@@ -19,6 +19,7 @@ from treespec.training.evaluate import Evaluation
 from treespec.training.features import FeatureReader
 from treespec.training.heads import usual_layers
 from treespec.training.loop import Run
+from treespec.training.mtp import make_mtp
 from treespec.training.objective import Learner, Objective
 from treespec.training.options import TrainingConfig
 from treespec.training.report import machine, write_report
@@ -120,6 +121,8 @@ def fused_layers(model: PreTrainedModel, config: TrainingConfig) -> tuple[int, .
     if config.kind == "draft_model":
         return ()
     count = model.config.get_text_config().num_hidden_layers
+    if config.kind == "mtp":
+        return (count,)
     layers = config.hidden_layers or usual_layers(count)
     if not set(layers) <= set(range(count)) or len(set(layers)) < len(layers):
         raise ConfigError(f"hidden_layers must be different numbers from 0 to {count - 1}, got {list(layers)}")
@@ -130,6 +133,8 @@ def make_learner(model: PreTrainedModel, texts: Texts, hidden_layers: Sequence[i
     """A fresh drafter of the kind in `config`; for errors see `train`."""
     if config.kind == "draft_model":
         return make_draft_model(model, config)
+    if config.kind == "mtp":
+        return make_mtp(model, config)
     vocab_size = num_logits(model)
     target_ids = draft_vocabulary(texts, vocab_size, config)
     if config.kind == "eagle3":

@@ -1,39 +1,15 @@
-"""Which vLLM, which configuration and which requests are served; everything else is refused by name."""
+"""Which configuration and which requests are served; everything else is refused by name."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import inspect
-import logging
-import re
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.version import __version__ as VERSION
 
 from treespec.errors import UnsupportedModeError
 
-VERSIONS = ("0.32", "0.33")
 KV_UPDATE = "vllm::unified_kv_cache_update"
-TOUCHED: Mapping[str, Sequence[str]] = tomllib.loads(Path(__file__).with_name("touched.toml").read_text())
-"""Every name of vLLM that is relied on and that vLLM does not document."""
-logger = logging.getLogger("vllm.treespec")
-
-
-def check_version(version: str = VERSION, table: Mapping[str, Sequence[str]] = TOUCHED) -> None:
-    """Warns of a vLLM that was never tried. Raises `UnsupportedModeError`: it has not what the table says."""
-    known = " and ".join(VERSIONS)
-    if not version.startswith(tuple(f"{number}." for number in VERSIONS)):
-        logger.warning("treespec was tried with vLLM %s, this is %s: its output was never compared", known, version)
-    if lacking := missing(table):
-        raise UnsupportedModeError(
-            f"this vLLM {version} lacks, or has with other parameters, what treespec relies on: {', '.join(lacking)}; "
-            f"install an unmodified vLLM {VERSIONS[0]} or {VERSIONS[1]}"
-        )
 
 
 def check_config(config: VllmConfig) -> None:
@@ -105,36 +81,3 @@ def _captures_cache(compilation: Any) -> bool:
 def _is_context_parallel(parallel: Any) -> bool:
     names = ("decode_context_parallel_size", "prefill_context_parallel_size")
     return any(getattr(parallel, name, 1) > 1 for name in names)
-
-
-def missing(table: Mapping[str, Sequence[str]] = TOUCHED) -> list[str]:
-    """What of the table the installed vLLM has not, or has with other parameters, in words."""
-    found = []
-    for path, names in table.items():
-        module, _, owner_name = path.partition(":")
-        try:
-            owner: Any = importlib.import_module(module)
-            owner = getattr(owner, owner_name) if owner_name else owner
-        except (ImportError, AttributeError):
-            found.append(path)
-            continue
-        found += [f"{path}.{name}" for name in names if not _has(owner, *name.rstrip(")").split("("))]
-    return found
-
-
-def _has(owner: Any, name: str, parameters: str | None = None) -> bool:
-    value = getattr(owner, name, None)
-    if parameters is not None:
-        return callable(value) and ",".join(inspect.signature(value).parameters) == parameters
-    if value is not None or name in vars(owner):
-        return True
-    bases = owner.__mro__[:-1] if inspect.isclass(owner) else ()
-    return any(re.search(rf"(self\.|^    ){name}\b", _source(base), re.MULTILINE) for base in bases)
-
-
-@functools.cache
-def _source(base: type) -> str:
-    try:
-        return inspect.getsource(base)
-    except (OSError, TypeError):  # Classes that were made without a source.
-        return ""

@@ -10,12 +10,14 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.attention.selector import _cached_get_attn_backend
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
+from vllm.version import __version__ as VERSION
 
 from treespec.errors import ConfigError
 from treespec.vllm.plugin import PROPOSER, SCHEDULER
 from treespec.vllm.runner import TreeRunner
 from treespec.vllm.scheduler import TreeScheduler
-from treespec.vllm.supported import check_config, check_version
+from treespec.vllm.supported import check_config
+from treespec.vllm.touched import check_version
 
 
 def check_classes(config: VllmConfig) -> None:
@@ -46,7 +48,7 @@ class WithTrees:
 
     def init_device(self) -> None:
         """vLLM's, with the segments' backends. Raises `TreespecError`: see the checks."""
-        check_version()
+        check_version(VERSION)
         check_classes(self.vllm_config)
         check_config(self.vllm_config)
         for name, path in self.backends.items():

@@ -10,6 +10,7 @@ from helpers.tiny import tiny_llama
 
 from treespec import TreeSpeculation
 from treespec.drafters import Merge, SuffixLookup, SuffixStore, TokenRecycling
+from treespec.drafters.registry import DRAFTERS as REGISTERED
 from treespec.policies import BestFirst, Chain
 
 PROMPTS = [[1, 2, 3, 1, 2, 4, 1, 2], [5, 5, 0]]
@@ -23,10 +24,10 @@ def sorted_store():
 
 
 DRAFTERS = {
-    "suffix": SuffixLookup,
+    **REGISTERED,
     "suffix with a store": lambda: SuffixLookup(store=SuffixStore(STORED)),
     "suffix with a sorted store": lambda: SuffixLookup(store=sorted_store()),
-    "recycling": lambda: TokenRecycling(num_candidates=3),
+    "recycling, 3 candidates": lambda: TokenRecycling(num_candidates=3),
     "merge": lambda: Merge([SuffixLookup(store=sorted_store()), TokenRecycling(num_candidates=3)]),
 }
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda drafter: pickle.loads(pickle.dumps(drafter))}

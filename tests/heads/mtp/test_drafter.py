@@ -26,6 +26,7 @@ from treespec import (
     speed_up,
 )
 from treespec.heads import Mtp
+from treespec.heads.mtp.module import unroll
 from treespec.hf.introspect import CACHE_NAME
 
 
@@ -274,3 +275,19 @@ def test_speed_up_takes_them(checkpoints):
         assert target.generate(**inputs, max_new_tokens=10, do_sample=False, custom_generate=speculation).equal(plain)
     finally:
         speculation.restore()
+
+
+def test_unrolled_training_is_drafting(checkpoints):
+    """Step i at t gives what a draft of the true tokens gives at depth i."""
+    made = checkpoints("mimo")
+    head, text = load_mtp(made.target).head, zoo.prompts(1, 9)
+    with torch.no_grad():
+        states = made.target(text, output_hidden_states=True).hidden_states[-1]
+        steps = unroll(head, text[:, 1:], states[:, :-1], 3)
+        tokens = text[0].tolist()
+        for step, outputs in enumerate(steps):
+            assert outputs.shape[1] == 8 - step
+            for column in range(8 - step):
+                path = tokens[column + 2 : column + 2 + step]
+                plain = PlainMtp(made).logits(states[0, : column + 1], tokens[: column + 2], path)
+                torch.testing.assert_close(head.read(outputs)[0, column].double(), plain, atol=2e-5, rtol=1e-4)

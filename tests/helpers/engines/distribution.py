@@ -33,22 +33,27 @@ PAIRS = [[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]]
 
 @dataclass(frozen=True)
 class Case:
-    """One engine: its speculation, the names of the sampling parameters, and the planted mistake if there is one."""
+    """One engine: its speculation, the names of the sampling parameters, and the planted mistake if there is one.
+
+    `is_timed`: measured times decide how often it drafts.
+    """
 
     name: str
     speculation: dict[str, Any]
     params: tuple[str, ...] = ("T = 1", "filtered")
     bug: str | None = None
     rule: str = ""
+    is_timed: bool = False
 
 
 CASES = [
     Case("selected children", {"tree": 8}, tuple(PARAMS), rule="target_walk"),
     Case("selected children", {"tree": 8, "verification": "recursive"}, rule="recursive"),
     Case("selected children", {"tree": 8, "verification": "traversal"}, rule="traversal"),
-    Case("drawn children", {"drafter": BIGRAM, "verification": "target_walk"}, rule="target_walk"),
-    Case("drawn children", {"drafter": BIGRAM, "verification": "recursive"}, rule="recursive"),
-    Case("drawn children", {"drafter": BIGRAM}, tuple(PARAMS), rule="traversal"),
+    Case("drawn children", {"drafter": BIGRAM, "tree": 8, "verification": "target_walk"}, rule="target_walk"),
+    Case("drawn children", {"drafter": BIGRAM, "tree": 8, "verification": "recursive"}, rule="recursive"),
+    Case("drawn children", {"drafter": BIGRAM, "tree": 8}, tuple(PARAMS), rule="traversal"),
+    Case("drawn children, auto", {"drafter": BIGRAM}, rule="traversal", is_timed=True),
     Case("drawn chains", {"drafter": BIGRAM, "verification": "token", "tree": CHAIN}, rule="token"),
     Case("drawn chains", {"drafter": BIGRAM, "verification": "block", "tree": CHAIN}, rule="block"),
     *(
@@ -57,7 +62,13 @@ CASES = [
     ),
 ]
 BUGS = [
-    Case("drawn children", {"drafter": LIAR}, ("T = 1",), "draft probabilities are not those drawn from", "traversal"),
+    Case(
+        "drawn children",
+        {"drafter": LIAR, "tree": 8},
+        ("T = 1",),
+        "draft probabilities are not those drawn from",
+        "traversal",
+    ),
     *(Case("selected children", {"tree": 8}, ("filtered",), bug) for bug in PLANTED_BUGS if bug not in STRUCTURAL),
 ]
 

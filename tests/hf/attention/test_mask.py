@@ -1,5 +1,7 @@
 """Tree attention masks against networkx ancestors, in every form that models take; planted bugs: helpers/rounds.py."""
 
+from typing import get_args
+
 import networkx
 import pytest
 import torch
@@ -49,9 +51,12 @@ def oracle(parents: list[list[int]], cached: list[list[bool]], reach: Reach, num
 
 
 def is_near(query: int, key: int, reach: Reach) -> bool:
-    if reach.kind == "sliding":
-        return query - key < reach.size
-    return reach.kind == "full" or query // reach.size == key // reach.size
+    """The rules again, without tensors; a kind that is missing here raises `KeyError`."""
+    return {
+        "full": lambda: True,
+        "sliding": lambda: query - key < reach.size,
+        "chunked": lambda: query // reach.size == key // reach.size,
+    }[reach.kind]()
 
 
 @st.composite
@@ -69,6 +74,11 @@ def forests(draw, max_nodes: int = 9):
 
 
 REACHES = [Reach("full"), Reach("sliding", 3), Reach("chunked", 4)]
+
+
+def test_every_kind_of_reach_is_tested():
+    kinds = get_args(Reach.__annotations__["kind"])
+    assert {reach.kind for reach in REACHES} == set(kinds)
 
 
 @settings(max_examples=150, deadline=None)

@@ -73,6 +73,16 @@ def test_what_a_tokenizer_returns_as_lists(target, draft, tokenizer):
         assert torch.equal(decode(target, draft, **inputs), plain)
 
 
+def test_masks_and_positions_as_lists(target, draft):
+    inputs = padded(prompt(2), [0, 4])
+    plain = target.generate(**inputs, **OPTIONS)
+    for is_bool in (False, True):
+        mask = (inputs["attention_mask"].bool() if is_bool else inputs["attention_mask"]).tolist()
+        positions = (inputs["attention_mask"].cumsum(1) - 1).tolist()
+        given = {"input_ids": inputs["input_ids"].tolist(), "attention_mask": mask, "position_ids": positions}
+        assert torch.equal(decode(target, draft, given), plain)
+
+
 def test_types_of_tokens_that_the_model_does_not_take(target, draft, tokenizer):
     typed = deepcopy(tokenizer)
     typed.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
@@ -108,6 +118,7 @@ def test_a_row_of_padding(target, draft):
         (prompt(1), {"input_ids": prompt(1)}, "got both"),
         (None, {"inputs_embeds": torch.zeros(1, 3, 32)}, "not as inputs_embeds"),
         ([[1, 2], [3]], {}, "different lengths"),
+        ([[True, False, True]], {}, r"lists of token ids, got \[\[True"),
         ([1.5, 2.5], {}, "token ids"),
         ({"input_ids": [[1, 2]], "attention_mask": [["a", "b"]]}, {}, "attention_mask must be int64"),
         ([], {}, "empty"),

@@ -50,6 +50,14 @@ def test_a_target_that_was_not_loaded_from_files(original):
         load_mtp(target, "no/where")
 
 
+def test_files_in_another_format(folder):
+    target = target_of(folder)
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(CheckpointError, match=r"read from \*.safetensors files, .* has none"):
+        load_mtp(target)
+
+
 def test_weights_that_were_dropped_are_named(folder):
     """As `save_pretrained` does."""
     target = target_of(folder)

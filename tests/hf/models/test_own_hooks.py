@@ -13,7 +13,7 @@ from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf.introspect import CACHE_NAME, model_facts
 from treespec.hf.models import capability, generate_check
-from treespec.hf.own_hooks import own_hooks
+from treespec.hf.own_hooks import own_hooks, own_modules
 
 PROMPT = torch.randint(1, 64, (1, 10), generator=torch.Generator().manual_seed(0))
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -193,3 +193,81 @@ def test_hooks_beyond_the_tables_are_seen(kind):
     speculation = trees()
     assert torch.equal(decoded(model, speculation), decoded(model))
     assert speculation.stats.num_draft_tokens == 0
+
+
+class Wrapped(nn.Module):
+    """A module around a layer, as libraries of steering vectors have it."""
+
+    def __init__(self, inner: nn.Module, change: Any) -> None:
+        super().__init__()
+        self.inner, self.change = inner, change
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.change(self.inner, args, self.inner(*args, **kwargs))
+
+
+def wrap(model: Any, kind: str, where: str) -> None:
+    """Puts a module of one's own in place of a layer, of a part of it, or of its class."""
+    change = getattr(Steering(model.config.hidden_size), kind)
+    layers, layer = model.model.layers, model.model.layers[0]
+    if where == "layer":
+        layers[0] = Wrapped(layer, change)
+    elif where == "part":
+        layer.mlp = Wrapped(layer.mlp, change)
+    else:
+        layer.__class__ = type("Own", (type(layer),), {"forward": _changed(type(layer), change), "__module__": "own"})
+
+
+def _changed(kind: Any, change: Any) -> Any:
+    return lambda self, *args, **kwargs: change(self, args, kind.forward(self, *args, **kwargs))
+
+
+@pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
+@pytest.mark.parametrize("where", ["layer", "part", "class"])
+@pytest.mark.parametrize("kind", ["last_position", "single_tokens", "prompts", "everywhere"])
+@pytest.mark.parametrize("is_late", [False, True], ids=["before the first use", "between calls"])
+def test_modules_of_ones_own_are_as_hooks(kind, where, is_late):
+    model, speculation = tiny_llama(), trees()
+    if is_late:
+        decoded(model, speculation)
+    wrap(model, kind, where)
+    plain = decoded(model)
+    for _ in range(2):
+        assert torch.equal(decoded(model, speculation), plain)
+    assert bool(speculation.stats.num_draft_tokens) == (kind == "everywhere")
+
+
+@pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
+def test_modules_in_half_precision_are_compared_up_to_rounding():
+    """Kernels of a library that is not known must not cost the trees."""
+    for kind, has_drafts in (("everywhere", True), ("single_tokens", False)):
+        model, speculation = tiny_llama().bfloat16(), trees()
+        change = getattr(Steering(model.config.hidden_size), kind)
+        change.__self__.vector = 2 * change.__self__.vector.bfloat16()
+        model.model.layers[0] = Wrapped(model.model.layers[0], change)
+        decoded(model, speculation)
+        assert bool(speculation.stats.num_draft_tokens) == has_drafts
+
+
+def test_the_module_is_named(monkeypatch):
+    monkeypatch.setattr(capability, "_said", set())
+    model = tiny_llama()
+    wrap(model, "single_tokens", "layer")
+    with pytest.warns(TreespecWarning, match=r"because of modules of other packages \(Wrapped at model.layers.0\): "):
+        decoded(model, trees())
+
+
+def test_modules_of_a_model_of_ones_own_are_its_own():
+    own = type("OwnModel", (nn.Module,), {"__module__": "research.models"})()
+    own.layer = type("OwnLayer", (nn.Module,), {"__module__": "research.layers"})()
+    assert own_modules(dict(own.named_modules())) == {}
+    own.other = type("Foreign", (nn.Module,), {"__module__": "steering"})()
+    assert list(own_modules(dict(own.named_modules())).values()) == ["Foreign at other"]
+    type(own.other).serves_trees = True
+    assert own_modules(dict(own.named_modules())) == {}

@@ -1,5 +1,7 @@
 """Folders of a draft head's files, read and checked; a module's weights by the files' names."""
 
+import pickle
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from treespec.data.tensor_file import open_tensors
-from treespec.errors import CheckpointError
+from treespec.errors import CheckpointError, TreespecWarning
 from treespec.heads.files.config import read_config
 from treespec.heads.modules.layers import LayerConfig
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-PICKLE_HINT = (
-    "which can run code and are not opened: convert them where you trust them by weights = torch.load(file, "
-    "weights_only=True); save_file({name: tensor.clone() for name, tensor in weights.items()}, 'model.safetensors')"
-)
+"""Opened by `torch.load(weights_only=True)`, which runs no code, where there is no safetensors file."""
+OF_TRAINING = ("optimizer", "rng_state", "scheduler", "training_args")
+"""Pickles beside weights."""
 NUM_NAMED = 4
 """How many tensors a message names; the others are counted."""
 
@@ -41,7 +42,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a folder with `config.json` and `*.safetensors`. Raises `CheckpointError`: missing, damaged or pickled."""
+    """Read a folder with `config.json` and `*.safetensors`, or pickled weights. Raises `CheckpointError`: see below."""
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}: expected one with config.json and *.safetensors")
@@ -56,22 +57,26 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The folder's safetensors files, at least one. Raises `CheckpointError`: none or pickled ones only."""
-    files = sorted(folder.glob("*.safetensors"))
+    """The folder's safetensors files, else its pickled ones. Raises `CheckpointError`: there are none of either."""
+    files = sorted(folder.glob("*.safetensors")) or sorted(
+        file for file in folder.iterdir() if file.suffix in PICKLES and not file.name.startswith(OF_TRAINING)
+    )
     if not files:
-        pickles = ", ".join(sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES))
-        found = f"only pickled weights ({pickles}), {PICKLE_HINT}" if pickles else "none"
-        raise CheckpointError(f"{folder} needs *.safetensors files, found {found}")
+        raise CheckpointError(f"{folder} needs *.safetensors files, found none")
     return files
 
 
 def read_finite_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
     """A file's tensors, or those of these names, on the CPU.
 
-    Raises `CheckpointError`: damaged, or a weight is not a finite float.
+    Raises `CheckpointError`: damaged, a pickle of more than tensors, or a weight is not a finite float.
     """
-    with open_tensors(path) as file:
-        tensors = {name: file.get_tensor(name) for name in sorted(file.keys() if names is None else names)}
+    if path.suffix in PICKLES:
+        pickled = _read_pickle(path)
+        tensors = {name: pickled[name] for name in sorted(pickled if names is None else names)}
+    else:
+        with open_tensors(path) as file:
+            tensors = {name: file.get_tensor(name) for name in sorted(file.keys() if names is None else names)}
     others = [
         f"{name} ({tensor.dtype})"
         for name, tensor in tensors.items()
@@ -85,6 +90,22 @@ def read_finite_tensors(path: Path, names: Iterable[str] | None = None) -> dict[
     if spoilt := [name for name, tensor in wide.items() if not tensor.isfinite().all()]:
         raise CheckpointError(f"{path} holds NaN or infinity in {some(spoilt)}: it is damaged")
     return tensors
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    """The tensors of a pickle, of which nothing but tensors is read; a warning says how to convert it."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        problem = f"is damaged, or holds more than tensors, which is not opened: {reason}"
+        raise CheckpointError(f"{path} {problem}") from error
+    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise CheckpointError(f"{path} must hold tensors by name, found {type(found).__name__}")
+    convert = "save_file({name: tensor.clone() for name, tensor in weights.items()}, 'model.safetensors')"
+    hint = f"is a pickle: convert it once by weights = torch.load(file, weights_only=True); {convert}"
+    warnings.warn(f"{path.name} {hint}", TreespecWarning, stacklevel=2)
+    return {str(name): tensor.contiguous() for name, tensor in found.items()}
 
 
 def load_state(module: nn.Module, tensors: Mapping[str, Tensor], layer: LayerConfig, path: Path) -> None:

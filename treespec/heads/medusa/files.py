@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from treespec.errors import CheckpointError, ConfigError
-from treespec.heads.files.checkpoint import ID_DTYPES, PICKLE_HINT, PICKLES, read_finite_tensors, some, weight_files
+from treespec.heads.files.checkpoint import ID_DTYPES, read_finite_tensors, some, weight_files
 from treespec.heads.files.config import ConfigReader, read_config
 from treespec.heads.files.keys import LAYER_KEYS, KindKeys, times, words
 from treespec.heads.medusa.module import MedusaHead, MedusaHeads
@@ -52,7 +52,7 @@ def load_heads(path: str | Path, output_weight: Tensor | None = None) -> MedusaH
     Checkpoints without output weights need `output_weight` [V, H]: `model.get_output_embeddings().weight`.
 
     Raises:
-        CheckpointError: nothing there, a pickle, a damaged file, weights that are not finite, missing or unknown
+        CheckpointError: nothing there, a damaged file, weights that are not finite, missing or unknown
             tensors, wrong shapes, or a setting that is not known.
         ConfigError: an `output_weight` that is not a matrix of weights.
     """
@@ -76,8 +76,6 @@ def load_heads(path: str | Path, output_weight: Tensor | None = None) -> MedusaH
 
 
 def _find_file(path: Path) -> Path:
-    if path.suffix in PICKLES:
-        raise CheckpointError(f"{path} holds pickled weights, {PICKLE_HINT}")
     if path.is_file():
         return path
     if not path.is_dir():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from treespec.data.tensor_file import open_tensors
 from treespec.errors import CheckpointError
-from treespec.heads.files.checkpoint import read_finite_tensors, some, weight_files
+from treespec.heads.files.checkpoint import read_finite_tensors, some
 
 PREFIX = re.compile(r"^(?:model\.|language_model\.)+")
 COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
@@ -109,7 +109,10 @@ def read_mtp(folder: Path, num_hidden_layers: int) -> tuple[Layout, list[MtpTens
     left over, or integers in place of weights.
     """
     tensors: dict[str, Tensor] = {}
-    for file in weight_files(folder):
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(f"MTP layers are read from *.safetensors files, {folder} has none")
+    for file in files:
         with open_tensors(file) as opened:
             names = [name for name in opened.keys() if _is_mtp(_plain(name), num_hidden_layers)]  # noqa: SIM118
         tensors |= {_plain(name): tensor for name, tensor in read_finite_tensors(file, names).items()}

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from treespec.heads.modules.base import StateReader
-from treespec.heads.modules.kv_cache import DraftingCache
+from treespec.heads.modules.kv_cache import TrainingCache
+from treespec.heads.modules.layers import KeyValueCache
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ class MtpLayer(nn.Module):
 
 
 class BlockCache:
-    """A `DraftingCache` with the method of transformers' caches that decoder layers call."""
+    """A `KeyValueCache` with the method of transformers' caches that decoder layers call."""
 
-    def __init__(self, cache: DraftingCache) -> None:
+    def __init__(self, cache: KeyValueCache) -> None:
         self._cache = cache
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -130,7 +131,7 @@ class MtpHead(StateReader):
         weight = next(output.parameters(), states)
         return output(states.to(weight.dtype) if weight.is_floating_point() else states)
 
-    def run(self, tokens: Tensor, states: Tensor, positions: Tensor, mask: Tensor, cache: DraftingCache) -> Tensor:
+    def run(self, tokens: Tensor, states: Tensor, positions: Tensor, mask: Tensor, cache: KeyValueCache) -> Tensor:
         """All layers over drafted tokens, each next to a state that is known: [B, F, Z].
 
         Args:
@@ -151,7 +152,7 @@ class MtpHead(StateReader):
         before: Tensor,
         positions: Tensor,
         mask: Tensor,
-        cache: DraftingCache,
+        cache: KeyValueCache,
     ) -> Tensor:
         """All layers over consecutive tokens: each reads the one before it, one token earlier; see `run`.
 
@@ -167,7 +168,7 @@ class MtpHead(StateReader):
         return torch.cat(outputs, -1)
 
     def _begin(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor, dtype: torch.dtype, cache: DraftingCache
+        self, tokens: Tensor, positions: Tensor, mask: Tensor, dtype: torch.dtype, cache: KeyValueCache
     ) -> Callable[[int, Tensor], Tensor]:
         """What runs a layer, by its number and the states that it reads."""
         embedded = self._targets[0](tokens).to(dtype)
@@ -183,3 +184,33 @@ class MtpHead(StateReader):
             return self.layers[number](embedded, states, keys, attention_mask=added[:, column : column + 1], **inputs)
 
         return run
+
+
+def unroll(head: MtpHead, tokens: Tensor, states: Tensor, num_steps: int) -> list[Tensor]:
+    """The inputs of the output layer along a training text, then along drafts on the layer's own outputs.
+
+    As in EAGLE-3's training: step i pairs the token at t + i with what step i - 1 gave at t, as at depth i of a draft
+    that starts at t, with the target's states up to t and the layer's own after it.
+
+    Args:
+        head: of one layer.
+        tokens: int64 [B, T], each the token after its state's.
+        states: [B, T, H], the target's.
+        num_steps: 1 to T.
+
+    Returns:
+        Normed outputs [B, T - i, H] of every step i; those at t predict the token after `tokens[:, t + i]`.
+    """
+    num_tokens = tokens.shape[1]
+    cache = TrainingCache()
+    columns = torch.arange(num_tokens, device=tokens.device)
+    seen = columns[:, None] >= columns
+    outputs = []
+    for step in range(num_steps):
+        length = num_tokens - step
+        own = columns[:length, None] == columns[:length]
+        seen = seen[:length] if step == 0 else torch.cat([seen[:length], own], 1)
+        mask, positions = seen[None, None], columns[step:].unsqueeze(0)
+        states = head.run(tokens[:, step:], states[:, :length], positions, mask, cache)
+        outputs.append(states)
+    return outputs

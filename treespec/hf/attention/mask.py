@@ -24,14 +24,30 @@ from treespec.tree.transfer import upload
 MASK_IMPLEMENTATIONS = ("sdpa", "eager", "flex_attention")
 MOST_ON_HOST = 1 << 17
 """Entries of a mask that the host makes: it travels with the tokens. A larger one is put together on the device."""
+WINDOW_FIELDS = ("sliding_window", "attention_chunk_size", "window_size")
+"""The fields of configurations that limit how far a layer attends. A self-check reads more tokens than the least of
+them, as far as that is quick: a mask that forgets a limit it cannot find in a shorter text."""
 Mask: TypeAlias = Tensor | BlockMask
 
 
 class Reach(NamedTuple):
-    """How far back a layer attends: to the start, over `size` positions, or to the start of a chunk of `size`."""
+    """How far back a layer attends: to the start, over `size` positions, or to the start of a chunk of `size`.
+
+    Another kind needs its name, its line in `allows` and in `attention_layout`, and its size in `WINDOW_FIELDS`.
+    """
 
     kind: Literal["full", "sliding", "chunked"]
     size: int = 0
+
+    def allows(self, query: Int[Tensor, "..."], key: Int[Tensor, "..."]) -> Bool[Tensor, "..."]:
+        """Whether a token at the position `query` may attend one at `key`, an earlier one or itself; broadcast."""
+        match self.kind:
+            case "full":
+                return torch.ones_like(query - key, dtype=torch.bool)
+            case "sliding":
+                return query - key < self.size
+            case "chunked":
+                return query // self.size == key // self.size
 
 
 @dataclass(frozen=True)
@@ -226,14 +242,9 @@ def _limit(
     reach: Reach,
 ) -> Bool[Tensor, "B F K"]:
     """The allowed keys within a layer's reach."""
-    if key_positions is None:
+    if key_positions is None or reach.kind == "full":
         return allowed
-    query, key = positions.unsqueeze(2), key_positions.unsqueeze(1)
-    if reach.kind == "sliding":
-        return allowed & (query - key < reach.size)
-    if reach.kind == "chunked":
-        return allowed & (query // reach.size == key // reach.size)
-    return allowed
+    return allowed & reach.allows(positions.unsqueeze(2), key_positions.unsqueeze(1))
 
 
 def _encode(allowed: Bool[Tensor, "B F K"], implementation: str, dtype: torch.dtype) -> Mask:

@@ -38,9 +38,12 @@ _TOKENIZED = {
     "inputs": "token ids",
     "attention_mask": "zeros and ones",
     "token_type_ids": "types",
+    "position_ids": "positions",
 }
 """What a tokenizer returns, or the caller passes on, as lists or arrays."""
 _MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "use_cache", *CACHE_ARGUMENTS, *OUTPUTS}
+"""Arguments of text models that are let in. Tree passes are made by `ModelScorer._run` from tokens, mask, positions and
+cache: one that all of them need, as plain `generate` hands it to every pass, must get there too."""
 
 
 def with_prompts(
@@ -101,7 +104,8 @@ def _as_ids(ids: object, model: PreTrainedModel, name: str) -> object:
     if not isinstance(ids, (list, tuple)):
         return ids
     rows = ids if ids and all(isinstance(row, (list, tuple)) for row in ids) else [ids]
-    if not all(isinstance(token, int) for row in rows for token in row):
+    is_mask = name == "attention_mask"  # True and False say it too.
+    if not all(isinstance(token, int) and (is_mask or not isinstance(token, bool)) for row in rows for token in row):
         raise ConfigError(f"{name} must be int64 [B, P] or lists of {_TOKENIZED[name]}, got {ids!r:.60}")
     if len({len(row) for row in rows}) > 1:
         raise ConfigError(

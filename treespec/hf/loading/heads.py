@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.drafting.base import HeadDrafter
 from treespec.heads.files.build import build_head
-from treespec.heads.files.checkpoint import Checkpoint, read_checkpoint
+from treespec.heads.files.checkpoint import PICKLES, Checkpoint, read_checkpoint
 from treespec.heads.files.fitting import check_target, fused_layers
 from treespec.heads.files.kinds import kind_of_head
 from treespec.heads.modules.base import DraftHead
@@ -33,17 +33,17 @@ def load_drafter(
 
     EAGLE-3 in SafeAILab's or the speculators library's format, DFlash and DSpark in their authors' or the speculators
     library's. The head takes the target's dtype and device, and its embedding and head where the files have none.
-    Pickles are not opened.
+    Pickles are opened by `torch.load(weights_only=True)`, where there are no safetensors.
 
     Args:
-        name: a folder with `config.json` and `*.safetensors`, a hub name, or "mtp" for the target's own layers, see
+        name: a folder with `config.json` and weights, a hub name, or "mtp" for the target's own layers, see
             `load_mtp`.
         max_length: see `Eagle3`.
         hidden_layers: the indices of the target's hidden states that the head fuses; None: those of its configuration,
             or EAGLE-3's own (2, L // 2, L - 3).
 
     Raises:
-        CheckpointError: nothing there, a corrupt or truncated file, pickled weights only, no head of these kinds, or
+        CheckpointError: nothing there, a corrupt or truncated file, no head of these kinds, or
             the head of another model.
         ConfigError: see `Eagle3`; hidden layers that the target does not have.
     """
@@ -74,13 +74,15 @@ def vocabulary_weights(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
 
 
 def find_checkpoint(name: str | Path) -> Checkpoint:
-    """The files of a folder, or of a hub repository (its safetensors and configuration only)."""
+    """The files of a folder, or of a hub repository: its configuration and safetensors, else its pickled weights."""
     if Path(name).exists():
         return read_checkpoint(name)
     if problem := hub_problem(str(name)):
         raise CheckpointError(f"cannot load a draft head from {str(name)!r}: {problem}")
     try:
         folder = snapshot_download(str(name), allow_patterns=["config.json", "*.safetensors"])
+        if not any(Path(folder).glob("*.safetensors")):
+            folder = snapshot_download(str(name), allow_patterns=["config.json", *(f"*{suffix}" for suffix in PICKLES)])
     except (OSError, ValueError) as error:
         reason = f"it cannot be fetched from the hub ({' '.join(str(error).split())})"
         raise CheckpointError(f"there is no folder {name}, and {reason}") from error

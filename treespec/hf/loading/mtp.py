@@ -15,7 +15,7 @@ from treespec.checks import check_count
 from treespec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from treespec.heads.files.checkpoint import some
 from treespec.heads.mtp.drafter import Mtp
-from treespec.heads.mtp.files import Layout, MtpTensors, read_mtp
+from treespec.heads.mtp.files import LAYOUTS, Layout, MtpTensors, read_mtp
 from treespec.heads.mtp.module import MtpConfig, MtpHead, MtpLayer
 from treespec.hf.introspect import CACHE_ARGUMENTS, ModelFacts, model_facts
 from treespec.hf.loading.smollm2 import quiet_transformers
@@ -25,6 +25,7 @@ MTP = "mtp"
 """The drafter's name in vLLM, in commands and in setting files."""
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """What configurations call the number of MTP layers."""
+QWEN = next(layout for layout in LAYOUTS if layout.name == "qwen")
 TYPES = ("mtp_layer_types", "mtp_layers_block_type")
 """What they call the types of their decoder layers, all with full attention where they do not say."""
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -59,6 +60,23 @@ def load_mtp(
     if found is None:
         raise CheckpointError(_nothing_found(facts, folder))
     return Mtp(_head(facts, folder, *found, draft_vocab), (facts.config.num_hidden_layers,), max_length)
+
+
+def fresh_mtp(target: PreTrainedModel, block: dict[str, Tensor], projection: Tensor) -> MtpHead:
+    """An MTP layer of the Qwen layout around a decoder layer of these weights, with the target's last norm.
+
+    Raises:
+        CheckpointError: they are no such decoder layer's.
+        UnsupportedModelError: norms with a bias, which the layout has not.
+    """
+    facts = model_facts(target)
+    last = _last_norm(facts.model.get_decoder())
+    if [name for name, _ in last.named_parameters()] != ["weight"]:
+        raise UnsupportedModelError(f"MTP layers have norms with a weight alone, {facts.name} has others")
+    neutral = type(last)(facts.config.hidden_size).get_parameter("weight").detach()
+    weight = last.get_parameter("weight").detach().cpu()
+    tensors = MtpTensors(neutral, neutral, projection, weight, (block,))
+    return _head(facts, Path(facts.name), QWEN, [tensors], None)
 
 
 def num_mtp_layers(model: PreTrainedModel) -> int:
@@ -201,7 +219,7 @@ def _layer(
     blocks: Sequence[nn.Module],
     decoder: nn.Module,
 ) -> MtpLayer:
-    template = next(module for name, module in decoder.named_children() if "norm" in name)
+    template = _last_norm(decoder)
     size = facts.config.hidden_size
     shapes = {
         "embedding_norm": [size],
@@ -233,6 +251,10 @@ def _layer(
         is_hidden_first=layout.is_hidden_first,
         cache_argument=next(name for name in CACHE_ARGUMENTS if name in arguments),
     )
+
+
+def _last_norm(decoder: nn.Module) -> nn.Module:
+    return next(module for name, module in decoder.named_children() if "norm" in name)
 
 
 def _target_ids(draft_vocab: int | Sequence[int] | None, vocab_size: int) -> Tensor:

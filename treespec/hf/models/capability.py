@@ -85,7 +85,8 @@ def detect(model: PreTrainedModel | ModelFacts) -> Detection:
     except (TreespecError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
-        failure = f"{facts.name} fails on a few tokens with a transformers cache: {error}"
+        what = f"{type(error).__name__}: {error}"  # A KeyError's own text is the key alone.
+        failure = f"{facts.name} fails on a few tokens with a transformers cache: {what}"
         raise UnsupportedModelError(failure) from error
 
 

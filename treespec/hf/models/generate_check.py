@@ -18,7 +18,7 @@ from treespec.hf.models.capability import MeasuredOnce, warn
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.prompt import PromptInputs, prompt_inputs
 from treespec.hf.models.selfcheck import check_prompt, check_tokens, largest_difference, least_tolerance, root_tolerance
-from treespec.hf.own_hooks import MARK, own_hooks
+from treespec.hf.own_hooks import MARK, own_hooks, own_modules
 from treespec.protocols import Capability
 
 NUM_NEW, NUM_PADDING = 6, 3
@@ -67,23 +67,27 @@ def check_like_generate(
 
 
 def why_plain_by_hooks(facts: ModelFacts) -> str | None:
-    """Why the caller's own forward hooks need the passes of plain `generate`; None: they do not, or there are none.
+    """Why the caller's own hooks and modules need the passes of plain `generate`; None: they do not, or there are none.
 
-    A few tokens that plain `generate` emits under the hooks are scored again by a tree. Measured once per model and set
-    of hooks.
+    A few tokens that plain `generate` emits under them are scored again by a tree. Measured once per model and set of
+    hooks and modules.
     """
     if not facts.hooks:
         return None
     effect = _hooked.get(facts, lambda: _hooks_effect(facts))
     if effect is None:
         return None
-    names = ", ".join(sorted(own_hooks(facts.modules).values()))
-    return f"of forward hooks ({names}): {effect}; docs/models.md says how to write hooks that trees can serve"
+    found = {"forward hooks": own_hooks(facts.modules), "modules of other packages": own_modules(facts.modules)}
+    names = " and ".join(f"{kind} ({', '.join(sorted(own.values()))})" for kind, own in found.items() if own)
+    return f"of {names}: {effect}; docs/models.md says how to write those that trees can serve"
 
 
 def _hooks_effect(facts: ModelFacts) -> str | None:
-    """What goes wrong in passes over trees under the hooks, or why that cannot be measured."""
-    if facts.dtype not in (torch.float32, torch.float64):
+    """What goes wrong in passes over trees under the hooks and modules, or why that cannot be measured.
+
+    Modules are compared in half precision too, up to its rounding: many are kernels that only round otherwise.
+    """
+    if facts.dtype not in (torch.float32, torch.float64) and own_hooks(facts.modules):
         return f"rounding to {str(facts.dtype).removeprefix('torch.')} hides what they do, and none has `{MARK} = True`"
     try:
         difference = _difference(facts, False, Capability.TREE)

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import LogitsError, TreespecError, UnsupportedModelError
+from treespec.hf.attention.mask import WINDOW_FIELDS
 from treespec.hf.introspect import ModelFacts, cache_in, is_multimodal, model_facts
 from treespec.hf.models.capability import Detection, MeasuredOnce, cached_logits, detect, keeps_states, undisturbed
 from treespec.hf.models.kept_checks import keep_check, known_check
@@ -113,7 +114,7 @@ def self_check(model: PreTrainedModel | ModelFacts, attempts: Sequence[Attempt],
 
 def check_prompt(facts: ModelFacts) -> Int[Tensor, "1 P"]:
     """Committed tokens, without the first tree's root; more than the attention windows where these are short."""
-    sizes = [getattr(facts.config, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
+    sizes = [getattr(facts.config, name, None) for name in WINDOW_FIELDS]
     short = [size for size in sizes if isinstance(size, int) and size <= MAX_CHECKED_WINDOW]
     return check_tokens(facts, max([PREFIX_LENGTH, *(size + 2 for size in short)]), seed=0)
 

@@ -1,0 +1,98 @@
+"""MTP layers in training, unrolled on their own outputs, and written in Qwen's layout."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from treespec.errors import UnsupportedModelError
+from treespec.heads.mtp.module import MtpHead, unroll
+from treespec.hf.introspect import num_logits
+from treespec.hf.loading.heads import vocabulary_weights
+from treespec.hf.loading.mtp import fresh_mtp
+from treespec.training.data import Batch
+from treespec.training.features import decoder_layers
+from treespec.training.heads import SMALL
+from treespec.training.objective import Draft, Learner
+from treespec.training.options import TrainingConfig
+
+NAMES = {
+    "projection.weight": "mtp.fc.weight",
+    "embedding_norm.weight": "mtp.pre_fc_norm_embedding.weight",
+    "hidden_norm.weight": "mtp.pre_fc_norm_hidden.weight",
+    "norm.weight": "mtp.norm.weight",
+}
+"""The layout's names of what is not the decoder layer's."""
+
+
+class MtpLearner(Learner):
+    """One MTP layer in float32 for `Objective`; `num_depths` steps are unrolled."""
+
+    _rows: Tensor
+
+    def __init__(self, head: MtpHead, rows: Tensor, num_depths: int, hidden_layer: int) -> None:
+        super().__init__()
+        self.head, self.num_depths, self.target_ids = head, num_depths, head.target_ids
+        self.reads = {"hidden_layers": [hidden_layer]}
+        self.register_buffer("_rows", rows, persistent=False)
+
+    @property
+    def output_weight(self) -> Tensor:
+        return self._rows
+
+    def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
+        """See `Learner`. The state of a text's first token is used by the draft anchored at the second one."""
+        states = batch.states[:, :-1].to(self._rows.dtype)
+        drafts = []
+        num_depths = min(self.num_depths, states.shape[1])
+        for depth, outputs in enumerate(unroll(self.head, batch.tokens[:, 1:], states, num_depths)):
+            texts, starts = batch.is_generated[:, 1 + depth :].nonzero(as_tuple=True)
+            drafts.append(Draft(outputs[texts, starts], texts, starts + 1))
+        return drafts
+
+    def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
+        """Write the layer in Qwen's layout, for `load_mtp(model, folder)`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {
+            NAMES.get(key) or key.replace("blocks.", "mtp.layers."): weight.detach().to("cpu", dtype).contiguous()
+            for key, weight in self.head.layers[0].state_dict().items()
+        }
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@torch.no_grad()
+def make_mtp(model: PreTrainedModel, config: TrainingConfig) -> MtpLearner:
+    """A fresh layer: the target's last one with attention over all tokens, next to its last norm and a new projection.
+
+    With `is_initialised` the projection passes the state, else all weights are random.
+
+    Raises `UnsupportedModelError`: the target has no such layer, or one of experts, which this layout has under other
+    names.
+    """
+    weights = _last_attention(model)
+    size = model.config.get_text_config().hidden_size
+    projection = nn.Linear(2 * size, size, bias=False, device="cpu", dtype=torch.float32).weight.detach()
+    if config.is_initialised:
+        projection *= SMALL
+        projection[:, size:] += torch.eye(size, device="cpu", dtype=torch.float32)
+    head = fresh_mtp(model, weights, projection)
+    head.float()
+    if not config.is_initialised:
+        for weight in head.layers.parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=model.config.get_text_config().initializer_range)
+    rows = vocabulary_weights(model)[1].detach().float()[: num_logits(model)]
+    return MtpLearner(head.train(), rows, config.depths, model.config.get_text_config().num_hidden_layers)
+
+
+def _last_attention(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights of the target's last layer with attention."""
+    layers = [dict(layer.state_dict()) for layer in decoder_layers(model)]
+    found = [layer for layer in layers if any("self_attn." in name for name in layer)]
+    if not found or any(".experts." in name for name in found[-1]):
+        raise UnsupportedModelError(
+            f"MTP layers are trained for models with attention and one MLP per layer, {type(model).__name__} has others"
+        )
+    return {name: weight.detach().cpu().clone() for name, weight in found[-1].items()}

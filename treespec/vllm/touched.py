@@ -1,0 +1,74 @@
+"""Which vLLM is served: one that has all names that trees rely on. The table is touched.toml."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import logging
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from treespec.errors import UnsupportedModeError
+
+VERSIONS = ("0.32", "0.33")
+"""Those that the code was written for; pyproject.toml's extra `vllm` allows the same."""
+TOUCHED: Mapping[str, Sequence[str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+"""Every name of vLLM that is relied on and that vLLM does not document."""
+logger = logging.getLogger("vllm.treespec")
+
+
+def check_version(version: str, table: Mapping[str, Sequence[str]] = TOUCHED) -> None:
+    """Warns of a vLLM that was never tried. Raises `UnsupportedModeError`: it has not what the table says."""
+    if not version.startswith(tuple(f"{number}." for number in VERSIONS)):
+        known = " and ".join(VERSIONS)
+        logger.warning("treespec was tried with vLLM %s, this is %s: its output was never compared", known, version)
+    if lacking := missing(table):
+        raise UnsupportedModeError(
+            f"this vLLM {version} lacks, or has with other parameters, what treespec relies on: {', '.join(lacking)}; "
+            f"install an unmodified vLLM {' or '.join(VERSIONS)}"
+        )
+
+
+def missing(table: Mapping[str, Sequence[str]] = TOUCHED) -> list[str]:
+    """What of the table the installed vLLM has not, or has with other parameters, as the table names it."""
+    found = []
+    for path, names in table.items():
+        module, _, owner_name = path.partition(":")
+        try:
+            owner: Any = importlib.import_module(module)
+            owner = getattr(owner, owner_name) if owner_name else owner
+        except (ImportError, AttributeError):
+            found.append(path)
+            continue
+        found += [f"{path}.{name}" for name in names if not _has_one(owner, name.split(" or "))]
+    return found
+
+
+def _has_one(owner: Any, names: Sequence[str]) -> bool:
+    return any(_has(owner, *name.rstrip(")").split("(")) for name in names)
+
+
+def _has(owner: Any, name: str, parameters: str | None = None) -> bool:
+    value = getattr(owner, name, None)
+    if parameters is not None:
+        found = inspect.signature(value).parameters.values() if callable(value) else ()
+        known = parameters.removesuffix(",...").split(",")
+        # What is only called may have more parameters with defaults; what is overridden may not.
+        more = [p for p in found if p.name not in known and (p.default is p.empty or "..." not in parameters)]
+        return [p.name for p in found][: len(known)] == known and not more
+    if value is not None or name in vars(owner):
+        return True
+    bases = owner.__mro__[:-1] if inspect.isclass(owner) else ()
+    return any(re.search(rf"(self\.|^    ){name}\b", _source(base), re.MULTILINE) for base in bases)
+
+
+@functools.cache
+def _source(base: type) -> str:
+    try:
+        return inspect.getsource(base)
+    except (OSError, TypeError):  # Classes that were made without a source.
+        return ""
