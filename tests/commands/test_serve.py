@@ -25,7 +25,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server of a tiny model with a head beside it: a client, the model's name and what `plain` gives."""
+    """A server of a tiny model with a head next to it: a client, the model's name and what `plain` gives."""
     folder = tmp_path_factory.mktemp("served")
     tokenizer = byte_level(300)
     tokenizer.chat_template = TEMPLATE

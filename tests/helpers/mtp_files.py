@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of every family with MTP layers, by the publishers' names, and a slow plain reading of them.
+"""Tiny random checkpoints with MTP layers by every publisher's names, and a slow plain reading of them.
 
 The decoder layers of the MTP layers come from a second model of the target's class, the donor.
 """
@@ -52,8 +52,8 @@ NEMOTRON = {
 
 
 @dataclass(frozen=True)
-class Family:
-    """A family of targets.
+class Published:
+    """What a publisher ships for an architecture.
 
     Attributes:
         architecture: of the target.
@@ -80,25 +80,25 @@ _NEMOTRON = dict(zoo.BY_NAME["nemotron_h"].options) | {
     "moe_shared_expert_intermediate_size": 24,
     "num_nextn_predict_layers": 1,
 }
-FAMILIES = {
-    "deepseek_v3": Family(zoo.BY_NAME["deepseek_v3"], DEEPSEEK, _SPARSE),
-    "glm4_moe": Family(zoo.BY_NAME["glm4_moe"], DEEPSEEK, _SPARSE),
-    "glm4_moe_lite": Family(
+PUBLISHED = {
+    "deepseek_v3": Published(zoo.BY_NAME["deepseek_v3"], DEEPSEEK, _SPARSE),
+    "glm4_moe": Published(zoo.BY_NAME["glm4_moe"], DEEPSEEK, _SPARSE),
+    "glm4_moe_lite": Published(
         zoo.Architecture("glm4_moe_lite", zoo.MLA | {"mlp_layer_types": ["dense", "sparse"]}),
         DEEPSEEK,
         {"mlp_layer_types": ["sparse"] * 3},
     ),
-    "qwen3_next": Family(zoo.BY_NAME["qwen3_next"], QWEN, _FULL),
-    "qwen3_5": Family(zoo.BY_NAME["qwen3_5_text"], QWEN, _FULL, "mtp_num_hidden_layers"),
-    "qwen3_5_moe": Family(zoo.Architecture("qwen3_5_moe_text", _EXPERTS), QWEN, _FULL, "mtp_num_hidden_layers"),
-    "mimo": Family(zoo.Architecture("qwen2"), MIMO),
-    "ernie4_5_moe": Family(zoo.BY_NAME["ernie4_5_moe"], ERNIE, {"moe_layer_start_index": 9}),
-    "exaone_moe": Family(
+    "qwen3_next": Published(zoo.BY_NAME["qwen3_next"], QWEN, _FULL),
+    "qwen3_5": Published(zoo.BY_NAME["qwen3_5_text"], QWEN, _FULL, "mtp_num_hidden_layers"),
+    "qwen3_5_moe": Published(zoo.Architecture("qwen3_5_moe_text", _EXPERTS), QWEN, _FULL, "mtp_num_hidden_layers"),
+    "mimo": Published(zoo.Architecture("qwen2"), MIMO),
+    "ernie4_5_moe": Published(zoo.BY_NAME["ernie4_5_moe"], ERNIE, {"moe_layer_start_index": 9}),
+    "exaone_moe": Published(
         zoo.Architecture("exaone_moe", zoo.MLA | {"sliding_window_pattern": 2, "mlp_layer_types": ["dense", "sparse"]}),
         QWEN,
         _FULL | {"mlp_layer_types": ["dense"] * 3},
     ),
-    "nemotron_h": Family(
+    "nemotron_h": Published(
         zoo.Architecture("nemotron_h", _NEMOTRON), NEMOTRON, {"layers_block_type": ["attention", "moe"]}, num_blocks=2
     ),
 }
@@ -111,27 +111,27 @@ class Made:
     target: PreTrainedModel
     donor: PreTrainedModel
     own: list[dict[str, torch.Tensor]]
-    """Per MTP layer, by the names of a family without its numbers."""
-    family: Family
+    """Per MTP layer, by the names of its layout without its numbers."""
+    published: Published
 
 
 def write(folder: Path, name: str, num_layers: int = 1, seed: int = 0, **options: Any) -> Made:
     """Write a checkpoint with so many MTP layers. `options` are further ones of the target's configuration."""
-    family = FAMILIES[name]
-    architecture = zoo.Architecture(family.architecture.model_type, dict(family.architecture.options) | options)
+    published = PUBLISHED[name]
+    architecture = zoo.Architecture(published.architecture.model_type, dict(published.architecture.options) | options)
     target = zoo.build(architecture)
-    setattr(target.config, family.count, num_layers)
+    setattr(target.config, published.count, num_layers)
     target.save_pretrained(folder)
-    donor_options = {"num_hidden_layers": num_layers * family.num_blocks} | dict(family.donor)
+    donor_options = {"num_hidden_layers": num_layers * published.num_blocks} | dict(published.donor)
     for key in ("layer_types", "mlp_layer_types"):
         if key in donor_options:
             donor_options[key] = donor_options[key][: donor_options["num_hidden_layers"]]
     donor = _donor(zoo.Architecture(architecture.model_type, dict(architecture.options) | donor_options), seed)
     donor.save_pretrained(folder / "donor")
-    own = [_own(family, donor, seed + number) for number in range(num_layers)]
-    tensors = load_file(folder / "model.safetensors") | _published(family, folder / "donor", own, target)
+    own = [_own(published, donor, seed + number) for number in range(num_layers)]
+    tensors = load_file(folder / "model.safetensors") | _published(published, folder / "donor", own, target)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    return Made(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), donor, own, family)
+    return Made(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), donor, own, published)
 
 
 def _donor(architecture: zoo.Architecture, seed: int) -> PreTrainedModel:
@@ -146,21 +146,21 @@ def _donor(architecture: zoo.Architecture, seed: int) -> PreTrainedModel:
     return donor
 
 
-def _own(family: Family, donor: PreTrainedModel, seed: int) -> dict[str, torch.Tensor]:
+def _own(published: Published, donor: PreTrainedModel, seed: int) -> dict[str, torch.Tensor]:
     """The tensors of an MTP layer outside of its decoder layers; those of Qwen's layout are the first layer's."""
-    generator = torch.Generator().manual_seed(0 if family.names is QWEN else seed)
+    generator = torch.Generator().manual_seed(0 if published.names is QWEN else seed)
     size = donor.config.hidden_size
     like = next(weight for name, weight in donor.named_parameters() if "norm" in name)
     norms = {
         name: like.detach().mean() + 0.3 * torch.randn(size, generator=generator)
         for name in ("embedding_norm", "hidden_norm", "norm")
-        if name in family.names
+        if name in published.names
     }
     return norms | {"projection": 0.2 * torch.randn(size, 2 * size, generator=generator)}
 
 
 def _published(
-    family: Family, folder: Path, own: list[dict[str, torch.Tensor]], target: PreTrainedModel
+    published: Published, folder: Path, own: list[dict[str, torch.Tensor]], target: PreTrainedModel
 ) -> dict[str, torch.Tensor]:
     first = target.config.num_hidden_layers
     tensors = {}
@@ -168,12 +168,12 @@ def _published(
         head, _, rest = name.partition("layers.")
         if rest and head in ("model.", "backbone."):
             number, _, rest = rest.partition(".")
-            prefix = family.names["block"].format(layer=number, after=first + int(number))
+            prefix = published.names["block"].format(layer=number, after=first + int(number))
             tensors[prefix + rest] = tensor.clone()
     for layer, parts in enumerate(own):
         for name, tensor in parts.items():
-            tensors[family.names[name].format(layer=layer, after=first + layer)] = tensor
-        if family.names is DEEPSEEK:
+            tensors[published.names[name].format(layer=layer, after=first + layer)] = tensor
+        if published.names is DEEPSEEK:
             prefix = f"model.layers.{first + layer}"
             tensors[f"{prefix}.embed_tokens.weight"] = target.get_input_embeddings().weight.detach().clone()
             tensors[f"{prefix}.shared_head.head.weight"] = target.get_output_embeddings().weight.detach().clone()
@@ -185,8 +185,8 @@ class PlainMtp:
 
     def __init__(self, made: Made) -> None:
         self.target, self.donor, self.own = made.target, made.donor, made.own
-        self.is_hidden_first = made.family.names is MIMO
-        self.num_blocks = made.family.num_blocks
+        self.is_hidden_first = made.published.names is MIMO
+        self.num_blocks = made.published.num_blocks
         decoder = made.donor.get_decoder()
         self.rotary = getattr(decoder, "rotary_emb", None)
         self.blocks = list(decoder.layers)

@@ -92,7 +92,7 @@ _DELTA = _HYBRID | {
 }
 _SHARED = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 8}
 _NO_LIMIT = {"time_step_min": 1e-9}
-"""transformers' chunks limit step sizes, its single steps do not: with a limit, uncached passes are no yardstick."""
+"""transformers' chunks limit step sizes, its single steps do not: uncached passes differ by that."""
 INDEXED = {"index_head_dim": 8, "index_n_heads": 4, "index_topk": 256}
 
 ARCHITECTURES: tuple[Architecture, ...] = (

@@ -56,7 +56,7 @@ def test_what_is_not_known_is_refused_by_name(config, words):
         treespec.from_config(config)
 
 
-def test_choices_that_are_no_tree_are_refused():
+def test_choices_without_a_tree_are_refused():
     with pytest.raises(InvalidTreeError, match="rank paths"):
         treespec.from_config(TENSORRT | {"eagle_choices": "nonsense"})
 

@@ -47,7 +47,7 @@ class Optimized:
         self.plan = KernelPlan(dict.fromkeys(NUM_ROWS, "native"))
 
 
-def beside(model, name):
+def next_to(model, name):
     return Path(model.config.name_or_path) / name
 
 
@@ -55,10 +55,10 @@ def is_optimized(model):
     return any(isinstance(vars(module).get("forward"), FastForward) for module in model.modules())
 
 
-@pytest.mark.parametrize("place", ["head", "../some-model-eagle3", "../some-model.eagle3"])
+@pytest.mark.parametrize("where", ["head", "../some-model-eagle3", "../some-model.eagle3"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_head_beside_the_checkpoint_drafts_and_no_token_changes(model, place, rows):
-    write(beside(model, place), EAGLE)
+def test_a_head_next_to_the_checkpoint_drafts_and_no_token_changes(model, where, rows):
+    write(next_to(model, where), EAGLE)
     prompt = PROMPT.repeat(rows, 1)
     plain = model.generate(prompt, max_new_tokens=40, do_sample=False)
     speculation = treespec.speed_up(model)
@@ -70,12 +70,12 @@ def test_a_head_beside_the_checkpoint_drafts_and_no_token_changes(model, place, 
 
 
 def test_a_head_of_another_model_is_said_and_left_out(model):
-    write(beside(model, "head"), EAGLE | {"target_hidden": 48})
-    (beside(model, "other")).mkdir()
-    (beside(model, "other") / "config.json").write_text("{}")
+    write(next_to(model, "head"), EAGLE | {"target_hidden": 48})
+    (next_to(model, "other")).mkdir()
+    (next_to(model, "other") / "config.json").write_text("{}")
     speculation = treespec.speed_up(model)
     assert len(speculation.found.drafters) == 2
-    heads = [f"the head in {beside(model, name)}" for name in ("head", "other")]
+    heads = [f"the head in {next_to(model, name)}" for name in ("head", "other")]
     assert sorted(speculation.found.missing) == ["a trained head", *heads]
     assert "hidden states of size 48" in " ".join(str(speculation).split())
 
@@ -136,7 +136,7 @@ def test_without_a_head_lookups_draft_by_any_sampling(model):
     assert first.equal(again)
     assert speculation.options.seed == 3
     assert speculation.options.record_steps
-    assert "none beside the checkpoint" in speculation.found.missing["a trained head"]
+    assert "none next to the checkpoint" in speculation.found.missing["a trained head"]
     assert "not called yet" in str(speculation)
 
 
@@ -154,7 +154,7 @@ def test_layers_are_optimized_and_restored(model):
 @pytest.mark.parametrize("way", ["optimizer", "data", "state dict"])
 def test_weights_that_change_in_place_are_followed(model, way):
     """As in roll-outs of reinforcement learning: what was packed is packed again, what drafts may be slower."""
-    write(beside(model, "head"), EAGLE)
+    write(next_to(model, "head"), EAGLE)
     speculation = treespec.speed_up(model)
     options = {"max_new_tokens": 24, "do_sample": False}
     before = model.generate(PROMPT, **options, custom_generate=speculation)

@@ -16,7 +16,7 @@ SIZE = 4
 
 
 def metadata(**fields: Any) -> Any:
-    """Of two requests: a tree of four nodes whose root is at position 5, and a root alone at position 2."""
+    """Two requests: a tree of four nodes whose root is at position 5, and a root alone at position 2."""
     given = {
         "query_start_loc": torch.tensor([0, 4, 5], dtype=torch.int32),
         "query_start_loc_cpu": torch.tensor([0, 4, 5], dtype=torch.int32),

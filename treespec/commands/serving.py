@@ -1,4 +1,4 @@
-"""transformers' own server (`transformers serve`) with one `speed_up` per model in the place of plain `generate`.
+"""transformers' own server (`transformers serve`) with one `speed_up` per model instead of plain `generate`.
 
 Every class here is one of transformers' with the one method changed that speculation needs; HTTP, streams, templates
 and tools are theirs. Requests for a model are served one after the other, as there.
@@ -27,7 +27,7 @@ REQUEST = "treespec_request"
 
 
 class Speculating:
-    """In the place of a model's `generate`: the same by speculation.
+    """What stands for a model's `generate`: the same by speculation.
 
     Attributes:
         metrics: of finished requests, until they are taken.

@@ -44,7 +44,7 @@ class Kernels:
         elif is_compiled(kernel_folder()):
             self._apply()
         else:
-            self.state = "PyTorch's until faster ones are compiled, which goes on meanwhile"
+            self.state = "PyTorch's until faster ones are compiled, which happens meanwhile"
             self._compiling = threading.Thread(target=_compile, daemon=True)
             self._compiling.start()
 

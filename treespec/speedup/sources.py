@@ -64,7 +64,7 @@ def _trained(
     model: PreTrainedModel, name: str, is_download_allowed: bool, missing: dict[str, str]
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Names of trained drafters, and what loads them."""
-    for folder in _folders_beside(Path(name)):
+    for folder in _folders_next_to(Path(name)):
         yield f"the head in {folder}", partial(load_drafter, folder, model)
     yield MTP_LAYERS, partial(load_mtp, model)
     if not num_mtp_layers(model):
@@ -78,7 +78,7 @@ def _trained(
     if _is_shipped_for(name):
         yield "the head that ships with treespec", lambda: load_drafter(shipped_head(SHIPPED), model)
     elif not known:
-        missing["a trained head"] = "none beside the checkpoint, and none is known: treespec train makes one"
+        missing["a trained head"] = "none next to the checkpoint, and none is known: treespec train makes one"
 
 
 def _is_shipped_for(name: str) -> bool:
@@ -86,10 +86,10 @@ def _is_shipped_for(name: str) -> bool:
     return Path(name).name.lower().startswith(SHIPPED.lower())
 
 
-def _folders_beside(checkpoint: Path) -> list[Path]:
-    """Folders with a configuration inside a checkpoint's folder, or beside it under a name that begins with its own."""
+def _folders_next_to(checkpoint: Path) -> list[Path]:
+    """Folders with a configuration in a checkpoint's folder, or next to it under a name that begins with its own."""
     if not checkpoint.is_dir():
         return []
     checkpoint = checkpoint.resolve()
-    beside = checkpoint.parent.glob(f"{checkpoint.name}[-_.]*")
-    return sorted(path for path in [*checkpoint.iterdir(), *beside] if (path / CONFIG).is_file())
+    siblings = checkpoint.parent.glob(f"{checkpoint.name}[-_.]*")
+    return sorted(path for path in [*checkpoint.iterdir(), *siblings] if (path / CONFIG).is_file())

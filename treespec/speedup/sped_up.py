@@ -77,7 +77,7 @@ class SpedUp(TreeSpeculation):
 def speed_up(model: PreTrainedModel, *, is_download_allowed: bool = False, **options: Any) -> SpedUp:
     """The fastest speculation that is at hand for a model: `model.generate(..., custom_generate=speed_up(model))`.
 
-    What drafts: a trained head, the first that is found in a folder inside the checkpoint's or beside it (under a name
+    What drafts: a trained head, the first that is found in a folder inside the checkpoint's or next to it (under a name
     that begins with the checkpoint's), the checkpoint's own MTP layers, a public head known for it, or the one that
     ships; and lookups, which need none. On CPUs the model's layers run by `treespec.optimize`, where memory allows, and
     the head's in 8 bits, which costs no exactness. Nothing is measured for long: what an earlier run measured is used,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import multimodal, zoo
 from helpers.head_runs import left_padded, run
-from helpers.mtp_files import FAMILIES, write
+from helpers.mtp_files import PUBLISHED, write
 from helpers.tiny import tiny_llama
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
@@ -213,8 +213,8 @@ def test_drawing_what_is_missing_leaves_torchs_generator_alone(original):
     assert torch.rand(1).equal(drawn)
 
 
-def test_every_layout_has_a_family():
+def test_every_layout_has_a_checkpoint():
     from treespec.heads.mtp.files import LAYOUTS
 
-    names = {json.dumps(dict(family.names)) for family in FAMILIES.values()}
+    names = {json.dumps(dict(published.names)) for published in PUBLISHED.values()}
     assert len(names) == len(LAYOUTS)

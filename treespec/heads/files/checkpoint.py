@@ -18,7 +18,7 @@ from treespec.heads.modules.layers import LayerConfig
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 """Opened by `torch.load(weights_only=True)`, which runs no code, where there is no safetensors file."""
 OF_TRAINING = ("optimizer", "rng_state", "scheduler", "training_args")
-"""Pickles beside weights."""
+"""How names of pickles begin that hold something else."""
 NUM_NAMED = 4
 """How many tensors a message names; the others are counted."""
 

@@ -126,7 +126,7 @@ class DraftingCache:
         """Zeros, not empty: masked values are multiplied by zero, which NaN would survive."""
         return fresh.new_zeros(len(self.lengths), fresh.shape[1], self._capacity, fresh.shape[3])
 
-    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+    def _change(self, change: Callable[..., Shaped[Tensor, "..."]]) -> None:
         self._buffers = {layer: (change(keys), change(values)) for layer, (keys, values) in self._buffers.items()}
 
 

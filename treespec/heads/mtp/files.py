@@ -103,7 +103,7 @@ class MtpTensors:
 
 
 def read_mtp(folder: Path, num_hidden_layers: int) -> tuple[Layout, list[MtpTensors]] | None:
-    """The MTP layers in a checkpoint of a target with so many layers; None where there are none.
+    """The MTP layers in a checkpoint of a target with this many layers; None: there are none.
 
     Raises `CheckpointError`: no safetensors, a damaged file, a layout that is not known, tensors that are missing or
     left over, or integers in place of weights.
@@ -132,7 +132,7 @@ def _plain(name: str) -> str:
 
 
 def _is_mtp(name: str, num_hidden_layers: int) -> bool:
-    """Whether a tensor is none of the target's own."""
+    """Whether a tensor does not belong to the target itself."""
     if name.endswith(COPIES):
         return False
     number = re.match(r"layers\.(\d+)\.", name)

@@ -89,7 +89,7 @@ class BlockCache:
 class MtpHead(StateReader):
     """The layers of a checkpoint with the target's embedding and output layer, which they share.
 
-    Those two are no submodules: what is done to a head, such as `treespec.optimize`, leaves the target alone.
+    Those two are not submodules: what is done to a head, such as `treespec.optimize`, leaves the target alone.
 
     Args:
         layers: J of them; every decoder layer in them has another index in the cache.
@@ -122,7 +122,7 @@ class MtpHead(StateReader):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the states that the layers read."""
+        """The dtype of the states that the layers read."""
         return self.get_submodule("layers.0.projection").get_parameter("weight").dtype
 
     def read(self, states: Tensor) -> Tensor:

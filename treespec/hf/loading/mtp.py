@@ -45,8 +45,8 @@ def load_mtp(
 
     Args:
         checkpoint: the folder of the files, if they are not where the target was loaded from.
-        draft_vocab: the tokens that may be drafted: their ids, or the first so many; None: all. A large vocabulary
-            makes the output layer the longest part of a draft pass.
+        draft_vocab: the tokens that may be drafted: their ids, or the number of the first ones; None: all. A large
+            vocabulary makes the output layer the longest part of a draft pass.
         max_length: see `Eagle3`.
 
     Raises:
@@ -66,7 +66,7 @@ def fresh_mtp(target: PreTrainedModel, block: dict[str, Tensor], projection: Ten
     """An MTP layer of the Qwen layout around a decoder layer of these weights, with the target's last norm.
 
     Raises:
-        CheckpointError: they are no such decoder layer's.
+        CheckpointError: they do not belong to such a decoder layer.
         UnsupportedModelError: norms with a bias, which the layout has not.
     """
     facts = model_facts(target)
@@ -156,7 +156,7 @@ def _load_decoder(
     decoder = facts.model.get_decoder()
     weights = {f"layers.{i}.{name}": tensor for i, block in enumerate(blocks) for name, tensor in block.items()}
     is_sparse = any(".experts." in name for name in weights)
-    config = _block_config(facts.config, types, is_sparse)
+    config = _decoder_config(facts.config, types, is_sparse)
     if not any("scale" in name for name in weights):  # Tools that quantise leave MTP layers as they are.
         vars(config).pop("quantization_config", None)
     attention = facts.config._attn_implementation
@@ -179,7 +179,7 @@ def _load_decoder(
     return made.to(facts.device)
 
 
-def _block_config(config: PreTrainedConfig, types: list[str], is_sparse: bool) -> PreTrainedConfig:
+def _decoder_config(config: PreTrainedConfig, types: list[str], is_sparse: bool) -> PreTrainedConfig:
     """The target's configuration for a decoder of MTP layers, with the smallest of embeddings."""
     count = len(types)
     changes = {

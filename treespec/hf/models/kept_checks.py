@@ -32,7 +32,7 @@ def keep_check(facts: ModelFacts, what: str, **found: float) -> None:
 
 
 def _can_be_known(facts: ModelFacts) -> bool:
-    """Hooks are not told apart by their names, and processes that run a model together must make the same passes."""
+    """Hooks are not distinguished by their names, and processes that run a model together must make the same passes."""
     return not facts.hooks and facts.ranks.size == 1 and facts.forward is facts.model
 
 

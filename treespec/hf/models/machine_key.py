@@ -15,7 +15,7 @@ from treespec.hf.machine import processor
 from treespec.hf.weights import local_part, own_forward
 
 FORMAT = 6
-"""Of what is kept; other formats are measured again."""
+"""The format of what is kept; others are measured again."""
 
 
 def machine_key(facts: ModelFacts) -> str:
