@@ -13,11 +13,14 @@ from transformers import PreTrainedModel
 import treespec
 from treespec.errors import TreespecWarning
 from treespec.hf import TreeScorer, make_scorer
+from treespec.hf.models.capability import keeps_states
 from treespec.lab.selftest.drafters import Planted
 from treespec.protocols import Capability
 from treespec.tree import TokenTree
 
 TOLERANCE = 1e-4
+OF_STATES = 4e-4
+"""Where layers keep states: chunks and single steps of the tiny Qwen3.5 with experts differ by up to 1.8e-4 in 20 texts."""
 PROMPT_LENGTH = 36
 PADDING = (0, 5, 12)
 NUM_NEW = 16
@@ -55,7 +58,7 @@ def check_rounds(architecture: Architecture, model: PreTrainedModel) -> None:
     game = Game(model, scorer, [PROMPT_LENGTH - padding for padding in PADDING])
     game.play(5, max_nodes=9)
     game.select_rows([2, 0])
-    assert game.play(2, num_passes=1) <= TOLERANCE
+    assert game.play(2, num_passes=1) <= (OF_STATES if keeps_states(model) else TOLERANCE)
     assert not isinstance(scorer, TreeScorer) or game.cache_error() <= TOLERANCE
 
 
