@@ -20,7 +20,7 @@ from treespec.tree import TokenTree
 
 TOLERANCE = 1e-4
 OF_STATES = 4e-4
-"""Where layers keep states: chunks and single steps of the tiny Qwen3.5 with experts differ by up to 1.8e-4 in 20 texts."""
+"""Where layers keep states: chunks and single steps of a tiny Qwen3.5 with experts differ by up to 1.8e-4."""
 PROMPT_LENGTH = 36
 PADDING = (0, 5, 12)
 NUM_NEW = 16
