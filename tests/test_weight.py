@@ -8,8 +8,8 @@ from helpers import weight
 
 from treespec.hf.add_ons import ADD_ONS
 
-LOOP = 3_220
-SPECULATION = 11_100
+LOOP = 3_210
+SPECULATION = 11_020
 DECODE = 11
 
 

@@ -6,24 +6,32 @@ import pytest
 
 from benchmarks.common.estimates import ratio
 from benchmarks.common.settings import RESULTS
-from benchmarks.peers.contestants import AUTO, OPTIMIZED, PLAIN
-from benchmarks.peers.report import complete, ms_per_token
+from benchmarks.peers.report import complete
 from benchmarks.readme_table import PEERS, README, peers_part, written
+from benchmarks.speed_up import SPED_UP, TREE
+from treespec.lab.measure.paired import PLAIN as PLAIN_CALLS
 
 
 def test_readme_has_the_numbers_of_the_results():
     text = README.read_text()
     assert written(text) == text, "python -m benchmarks.readme_table"
-    found = json.loads((RESULTS / PEERS).read_text())["found"]["T = 0"]
-    prompts = complete(found["prompts"])
-    auto, plain, optimized = (ms_per_token(prompts, name) for name in (AUTO, PLAIN, OPTIMIZED))
-    begin = " ".join(text.split("## Try it")[0].split())
-    assert f"{len(prompts)} prompts" in begin
-    assert f"{ratio(plain, auto).value:.2f} times as fast as plain `generate`" in begin
-    assert f"{ratio(optimized, auto).value:.2f} times as fast as plain decoding from the same optimized layers" in begin
+    prompts = complete(json.loads((RESULTS / PEERS).read_text())["found"]["T = 0"]["prompts"])
     outputs = [run["agreement"] for runs in prompts.values() for run in runs.values()]
     assert set(outputs) == {"identical"}
     assert f"all {len(outputs):,} greedy outputs of the first table are identical" in text
+
+
+def test_readme_begins_with_what_its_first_block_gives():
+    """Times plain of the block itself, measured on prompts that nothing was tuned on."""
+    text = README.read_text()
+    found = json.loads((RESULTS / "speed_up.json").read_text())["found"]
+    begin = " ".join(text.split("## Try it")[0].split())
+    for name, words in (("T = 0", "as fast as plain `generate`"), ("T = 1", "when sampling at temperature 1")):
+        ms = {who: [row["ms"] for row in found[name][who].values()] for who in (PLAIN_CALLS, SPED_UP, TREE)}
+        times = {who: f"{ratio(ms[PLAIN_CALLS], ms[who]).value:.2f} times" for who in (SPED_UP, TREE)}
+        assert f"{times[SPED_UP]} {words}" in begin
+        assert times[TREE].split()[0] in text.split("## Measured")[1]
+    assert found["differing"] == []
 
 
 def test_peers_are_sorted_by_time():
