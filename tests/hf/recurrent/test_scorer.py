@@ -286,7 +286,7 @@ def test_random_options(seed):
         tree = choice.choice(["auto", 4, 16, Chain(3), BestFirst(9)])
         rule = choice.choice(["auto", "target_walk", "recursive", "traversal"])
         options = choice.choice([{}, {"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 4}])
-        options |= {"attention_mask": mask.long(), "max_new_tokens": choice.randrange(1, 30), **OPTIONS}
+        options |= {"attention_mask": mask.long(), "max_new_tokens": choice.randrange(4, 30), **OPTIONS}
         options["eos_token_id"] = choice.choice([VOCAB_SIZE + 1, 7])
         plain = model.generate(ids, **options)
         speculation = treespec.TreeSpeculation(drafter, tree=tree, verification=rule)
