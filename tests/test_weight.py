@@ -9,7 +9,7 @@ from helpers import weight
 from treespec.hf.add_ons import ADD_ONS
 
 LOOP = 3_210
-SPECULATION = 11_020
+SPECULATION = 11_030
 DECODE = 11
 
 

@@ -15,6 +15,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
 from treespec.commands import serve  # noqa: E402
+from treespec.engine.stats import SpeculationStats  # noqa: E402
 from treespec.errors import ConfigError  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": "ab ab ab"}]
@@ -94,8 +95,9 @@ def test_requests_at_once_and_of_other_settings(served):
     assert [answer.choices[0].message.content for answer in answers] == [served[2](count) for count in counts]
     stop = served[2](24)[6:8]
     assert ask(served, stop=[stop]).choices[0].message.content == served[2](24).partition(stop)[0] + stop
-    sampled = [ask(served, temperature=1.0, seed=5).choices[0].message.content for _ in range(2)]
-    assert len(sampled[0]) > 0
+    sampled = ask(served, temperature=1.0, seed=5)
+    assert sampled.usage.completion_tokens == 24
+    assert sampled.metrics["speculative_decoding"]["num_spec_steps"] > 0
 
 
 def test_a_request_that_is_given_up_ends(served):
@@ -105,6 +107,20 @@ def test_a_request_that_is_given_up_ends(served):
     start = time.monotonic()
     assert ask(served, max_tokens=4).choices[0].message.content == served[2](4)
     assert time.monotonic() - start < 60
+
+
+def test_statistics_that_nobody_takes_do_not_pile_up(monkeypatch):
+    from treespec.commands import serving
+
+    class Speculation:
+        stats = SpeculationStats()
+
+    speculating = serving.Speculating(tiny_llama(), Speculation())
+    speculating._finish("failed", Speculation.stats)
+    assert not speculating.metrics
+    for number in range(2 * serving.MOST_KEPT):
+        speculating._finish(str(number), SpeculationStats())
+    assert list(speculating.metrics) == [str(number) for number in range(serving.MOST_KEPT, 2 * serving.MOST_KEPT)]
 
 
 def test_what_is_served_and_what_not(served):

@@ -9,7 +9,8 @@ from torch import nn
 
 import treespec
 from treespec.hf import TreeScorer
-from treespec.hf.introspect import CACHE_NAME, ModelFacts, evaluation_mode, model_facts
+from treespec.hf.evaluation import evaluation_mode
+from treespec.hf.introspect import CACHE_NAME, ModelFacts, model_facts
 
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
 

@@ -15,6 +15,7 @@ import treespec
 from treespec.cpu.kernel_plan import KernelPlan
 from treespec.cpu.linear_kernels import NUM_ROWS, FastForward
 from treespec.cpu.native import NativeError
+from treespec.drafters import WarmStart
 from treespec.errors import ConfigError, TreespecError, UnsupportedModelError
 from treespec.heads import Eagle3
 from treespec.speedup import kernels, sources
@@ -99,6 +100,29 @@ def kernels_of(module):
     return forward._choices.values() if isinstance(forward, FastForward) else ()
 
 
+def test_a_whole_model_next_to_the_checkpoint_is_not_read(model, monkeypatch):
+    other = whole_model_next_to(model)
+    monkeypatch.setattr(sources, "load_drafter", lambda folder, target: pytest.fail(f"{folder} is read"))
+    found = treespec.speed_up(model).found
+    assert "too large for a head" in found.missing[f"the head in {other}"]
+
+
+def whole_model_next_to(model):
+    other = next_to(model, "../some-model-tuned").resolve()
+    tiny_llama(num_layers=9).save_pretrained(other)
+    return other
+
+
+def test_warm_lookups_of_another_vocabulary_are_left_out():
+    model = tiny_llama()
+    model.config.name_or_path = "SmolLM2-135M-Instruct-small"
+    speculation = treespec.speed_up(model)
+    assert speculation.found.names == ["lookups, which learn as they go"]
+    assert "another model" in speculation.found.missing["the head that ships with treespec"]
+    plain = model.generate(PROMPT, max_new_tokens=12, do_sample=False)
+    assert model.generate(PROMPT, max_new_tokens=12, do_sample=False, custom_generate=speculation).equal(plain)
+
+
 def test_known_heads_are_used_where_they_are_local_or_may_be_fetched(model, monkeypatch, tmp_path):
     folder = str(write(tmp_path / "elsewhere", EAGLE))
     monkeypatch.setattr(sources, "KNOWN_HEADS", {model.config.name_or_path: [folder]})
@@ -118,7 +142,7 @@ def test_the_table_of_known_heads_names_hub_repositories():
 
 @pytest.mark.parametrize("name", ["HuggingFaceTB/SmolLM2-135M-Instruct", "/models/smollm2-135m-instruct-float32"])
 def test_what_ships_is_found_by_the_beginning_of_the_name(name, monkeypatch):
-    model = tiny_llama()
+    model = tiny_llama(vocab_size=WarmStart.shipped("SmolLM2-135M-Instruct").vocab_size)
     model.config.name_or_path = name
     head = object()
     monkeypatch.setattr(sources, "load_drafter", lambda folder, target: head)
@@ -140,10 +164,12 @@ def test_without_a_head_lookups_draft_by_any_sampling(model):
     assert "not called yet" in str(speculation)
 
 
-def test_layers_are_optimized_and_restored(model):
+def test_layers_are_optimized_and_restored(model, monkeypatch):
+    monkeypatch.setattr(kernels, "is_compiled", lambda folder: True)  # What is missing is compiled at once.
     plain = model.generate(PROMPT, max_new_tokens=30, do_sample=False)
     speculation = treespec.speed_up(model)
-    assert is_optimized(model) == ("treespec's" in str(speculation))
+    assert is_optimized(model)
+    assert "treespec's for CPUs" in str(speculation)
     assert model.generate(PROMPT, max_new_tokens=30, do_sample=False, custom_generate=speculation).equal(plain)
     for _ in range(2):
         speculation.restore()
@@ -200,6 +226,7 @@ def test_a_compiler_that_fails_leaves_the_layers_that_need_none(monkeypatch):
     ("change", "words"),
     [
         (lambda patch: patch.setattr(kernels, "_free_memory", lambda: 1000), "of free memory"),
+        (lambda patch: patch.setattr(kernels, "MEMORY", Path("/no/such/file")), "on Linux only"),
         (lambda patch: patch.setattr(kernels, "optimize", raises), "no layer of that kind"),
     ],
 )

@@ -24,6 +24,8 @@ from treespec.speedup import SpedUp, speed_up
 
 REQUEST = "treespec_request"
 """The argument of `Speculating` that names a request."""
+MOST_KEPT = 64
+"""Requests whose statistics wait to be taken."""
 
 
 class Speculating:
@@ -42,15 +44,19 @@ class Speculating:
         if "custom_generate" in kwargs:  # From `treespec.generate`, or somebody's own.
             return self._plain(*args, **kwargs)
         tokenizer, request = kwargs.pop("tokenizer", None), kwargs.pop(REQUEST, None)
-        streamer: Any = RowStreamer(kwargs.pop("streamer", None), lambda: self._finish(request))
+        before = self.speculation.stats
+        streamer: Any = RowStreamer(kwargs.pop("streamer", None), lambda: self._finish(request, before))
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         return generate(
             self._model, *args, speculation=self.speculation, tokenizer=tokenizer, streamer=streamer, **kwargs
         )
 
-    def _finish(self, request: str | None) -> None:
-        if request is not None:
+    def _finish(self, request: str | None, before: SpeculationStats) -> None:
+        """Keep a call's statistics, unless it failed and those of the call before are still there."""
+        if request is not None and self.speculation.stats is not before:
             self.metrics[request] = metrics_of(self.speculation.stats)
+            if len(self.metrics) > MOST_KEPT:  # Nobody takes those of clients that left, or of other endpoints.
+                self.metrics.pop(next(iter(self.metrics)))
 
 
 class RowStreamer(BaseStreamer):

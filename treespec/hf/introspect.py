@@ -1,14 +1,11 @@
-"""What the scorers need to know of a model, read once into `ModelFacts`; and evaluation mode for the time of a pass."""
+"""What the scorers need to know of a model, read once into `ModelFacts`."""
 
 import inspect
-import threading
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -208,36 +205,6 @@ def weight_kinds(modules: Iterable[torch.nn.Module]) -> frozenset[tuple[str, ...
     """The kinds of the linear layers and of their weights: other ones after a model was quantised where it is."""
     layers = [module for module in modules if hasattr(module, "in_features")]
     return frozenset((type(layer).__name__, type(getattr(layer, "weight", None)).__name__) for layer in layers)
-
-
-_lock = threading.Lock()
-_evaluating: WeakKeyDictionary[torch.nn.Module, tuple[int, list[torch.nn.Module]]] = WeakKeyDictionary()
-
-
-@contextmanager
-def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, the modules' own modes again afterwards.
-
-    In training mode dropout would change the distribution from pass to pass, and gradient checkpointing would take the
-    cache away. Where several threads run passes of one model, the last one to leave restores the modes.
-    """
-    with _lock:
-        count, training = _evaluating.get(model, (0, []))
-        if count == 0 and model.training:
-            training = [module for module in model.modules() if module.training]
-            for module in training:
-                module.training = False
-        _evaluating[model] = count + 1, training
-    try:
-        yield
-    finally:
-        with _lock:
-            count, training = _evaluating.pop(model)
-            if count > 1:
-                _evaluating[model] = count - 1, training
-            else:
-                for module in training:
-                    module.training = True
 
 
 def input_device(model: PreTrainedModel) -> torch.device:

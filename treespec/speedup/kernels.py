@@ -6,10 +6,11 @@ the kernels have to be compiled first, that happens in a thread while the first 
 
 from __future__ import annotations
 
-import os
+import re
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from treespec.cpu.kernel_plan import kernel_folder
 from treespec.cpu.native import NativeError, is_compiled, load_library
 from treespec.errors import TreespecError
 
+MEMORY = Path("/proc/meminfo")
 MOST_MEMORY = 0.5
 """The share of the free memory that packed weights may take."""
 
@@ -37,7 +39,9 @@ class Kernels:
         if any(weight.device.type != "cpu" for weight in model.parameters()):
             return
         needed, free = sum(weight.nbytes for weight in model.parameters()), _free_memory()
-        if needed > MOST_MEMORY * free:
+        if free is None:
+            self.state = "PyTorch's: how much memory is free for packed weights is known on Linux only, see optimize"
+        elif needed > MOST_MEMORY * free:
             self.state = (
                 f"PyTorch's: packed weights would take {needed / 1e9:.0f} of {free / 1e9:.0f} GB of free memory"
             )
@@ -81,6 +85,10 @@ def _compile() -> None:
         load_library(kernel_folder(), is_background=True)
 
 
-def _free_memory() -> int:
-    """Bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+def _free_memory() -> int | None:
+    """Bytes that can be had without swapping, those of file caches included; None: the system does not say."""
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", MEMORY.read_text())
+    except OSError:
+        return None
+    return None if found is None else 1024 * int(found[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 
 from treespec.drafters import SuffixLookup, TokenRecycling, WarmStart
 from treespec.errors import TreespecError
+from treespec.heads.files.checkpoint import PICKLES
 from treespec.heads.files.fitting import shipped_head
 from treespec.hf.loading.heads import load_drafter
 from treespec.hf.loading.mtp import load_mtp, num_mtp_layers
@@ -22,6 +24,8 @@ from treespec.protocols import Drafter
 
 KNOWN_HEADS: dict[str, list[str]] = json.loads(Path(__file__).with_name("known_heads.json").read_text())
 """Public heads by the name of their target, the likely better one first."""
+MOST_SHARE = 1.0
+"""A folder with more bytes of weights than this share of the model's is not read: it cannot hold a head."""
 CONFIG, MTP_LAYERS = "config.json", "the checkpoint's MTP layers"
 
 
@@ -51,8 +55,9 @@ def find_drafters(model: PreTrainedModel, is_download_allowed: bool) -> Found:
         else:
             found.names.append(what)
             break
-    if _is_shipped_for(name):
-        found.drafters += WarmStart.shipped(SHIPPED).drafters()
+    start = WarmStart.shipped(SHIPPED) if _is_shipped_for(name) else None
+    if start is not None and start.vocab_size == model.config.get_text_config().vocab_size:
+        found.drafters += start.drafters()
         found.names.append("lookups, warm from the start")
     else:
         found.drafters += [TokenRecycling(), SuffixLookup()]
@@ -65,7 +70,10 @@ def _trained(
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Names of trained drafters, and what loads them."""
     for folder in _folders_next_to(Path(name)):
-        yield f"the head in {folder}", partial(load_drafter, folder, model)
+        if _num_bytes(folder) > MOST_SHARE * sum(weight.nbytes for weight in model.parameters()):
+            missing[f"the head in {folder}"] = "too large for a head; a whole model drafts as TreeSpeculation(model)"
+        else:
+            yield f"the head in {folder}", partial(load_drafter, folder, model)
     yield MTP_LAYERS, partial(load_mtp, model)
     if not num_mtp_layers(model):
         missing.pop(MTP_LAYERS, None)  # Qwen3-Next's configuration does not name those that it has.
@@ -91,5 +99,10 @@ def _folders_next_to(checkpoint: Path) -> list[Path]:
     if not checkpoint.is_dir():
         return []
     checkpoint = checkpoint.resolve()
-    siblings = checkpoint.parent.glob(f"{checkpoint.name}[-_.]*")
+    siblings = checkpoint.parent.glob(f"{glob.escape(checkpoint.name)}[-_.]*")
     return sorted(path for path in [*checkpoint.iterdir(), *siblings] if (path / CONFIG).is_file())
+
+
+def _num_bytes(folder: Path) -> int:
+    """Bytes of all weights in a folder, of any format."""
+    return sum(file.stat().st_size for file in folder.iterdir() if file.suffix in (".safetensors", ".gguf", *PICKLES))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any, Unpack
+from typing import Any
 
-from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import PreTrainedModel
 
 from treespec.checks import check_flag
 from treespec.errors import ConfigError
 from treespec.heads.drafting.base import HeadDrafter
-from treespec.hf.generation.call import Options
 from treespec.hf.generation.output import Output
 from treespec.hf.generation.speculation import TreeSpeculation
-from treespec.hf.generation.validate import ModelArguments
 from treespec.hf.introspect import check_model
 from treespec.speedup.kernels import Kernels
 from treespec.speedup.sources import Found, find_drafters
@@ -36,19 +33,10 @@ class SpedUp(TreeSpeculation):
         heads = [drafter.head for drafter in found.drafters if isinstance(drafter, HeadDrafter)]
         self._kernels = Kernels(model, heads)
 
-    def _run(
-        self,
-        options: Options,
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        **model_kwargs: Unpack[ModelArguments],
-    ) -> Output:
-        self._kernels.advance()
-        prepared = model, input_ids, logits_processor, stopping_criteria, generation_config
-        return super()._run(options, *prepared, **model_kwargs)
+    def _run(self, *args: Any, **kwargs: Any) -> Output:
+        with self._turns:  # No kernel changes while another thread's call runs.
+            self._kernels.advance()
+        return super()._run(*args, **kwargs)
 
     def restore(self) -> None:
         """Give the model's layers their own passes back; what drafts stays."""
@@ -89,7 +77,14 @@ def speed_up(model: PreTrainedModel, *, is_download_allowed: bool = False, **opt
         is_download_allowed: fetch a known head that is not in the hub's cache.
         options: of `TreeSpeculation`, such as `seed` or `tree`; not `drafter`.
 
-    Raises `ConfigError`: not a model, an unknown option; `UnsupportedModelError`: an encoder-decoder model.
+    Returns:
+        A `TreeSpeculation`, see `SpedUp`. The output stays the model's own: identical tokens when greedy, the same
+        distribution when sampling.
+
+    Raises:
+        ConfigError: not a model, `drafter` among the options, an option of the wrong kind.
+        UnsupportedModelError: an encoder-decoder model, or adapters that learn prompts.
+        TypeError: an option that `TreeSpeculation` has not.
     """
     check_model(model)
     check_flag("is_download_allowed", is_download_allowed)

@@ -8,8 +8,8 @@ from treespec.errors import TreespecError, UnsupportedModeError
 from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.cache.caches import twin_cache
 from treespec.hf.cache.growing import use_dynamic_layers
+from treespec.hf.evaluation import evaluation_mode
 from treespec.hf.generation.call import Call
-from treespec.hf.introspect import evaluation_mode
 from treespec.hf.models.generate_check import check_like_generate, why_plain_by_hooks
 from treespec.hf.models.make_scorer import AnyScorer, make_scorer
 from treespec.hf.models.recurrent_scorer import RecurrentScorer

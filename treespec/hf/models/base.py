@@ -9,10 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import TreespecError, UnsupportedModelError
+from treespec.hf.evaluation import evaluation_mode
 from treespec.hf.introspect import (
     ModelFacts,
     cache_in,
-    evaluation_mode,
     input_device,
     model_facts,
     num_logits,

@@ -17,7 +17,8 @@ from treespec.errors import TreespecError, TreespecWarning, UnsupportedModelErro
 from treespec.hf.attention.folded import plain_implementation
 from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.cache.caches import DummyLayer
-from treespec.hf.introspect import ModelFacts, evaluation_mode, is_multimodal, model_facts
+from treespec.hf.evaluation import evaluation_mode
+from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts
 from treespec.hf.models.kept_checks import keep_check, known_check
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.protocols import Capability

@@ -14,7 +14,8 @@ from transformers import Cache, DynamicCache
 from treespec.errors import TreespecError
 from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.cache.caches import is_filled, prefix_length
-from treespec.hf.introspect import ModelFacts, evaluation_mode, pick_layers
+from treespec.hf.evaluation import evaluation_mode
+from treespec.hf.introspect import ModelFacts, pick_layers
 from treespec.hf.models.base import ModelScorer
 from treespec.hf.models.prompt import PromptInputs
 from treespec.protocols import Capability, HiddenStates, Scores

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 from treespec.checks import check_count, check_number
 from treespec.errors import ConfigError, TreespecWarning
+from treespec.hf.evaluation import evaluation_mode
 from treespec.hf.generation.speculation import TreeSpeculation
-from treespec.hf.introspect import evaluation_mode, model_facts
+from treespec.hf.introspect import model_facts
 from treespec.hf.loading.as_drafter import AnyDrafter
 from treespec.lab.selftest import texts
 from treespec.lab.selftest.passes import check_passes
