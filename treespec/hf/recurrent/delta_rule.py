@@ -16,7 +16,7 @@ from torch import Tensor
 
 from treespec.hf.recurrent.layers import TreePass
 from treespec.hf.recurrent.linear import LinearNodes, path_decays, path_sums, products, read
-from treespec.hf.recurrent.nodes import TreeNodes
+from treespec.hf.recurrent.nodes import TreeNodes, joined
 
 _EPSILON = 1e-6
 """That of transformers and fla where they normalise queries and keys."""
@@ -57,10 +57,8 @@ def _delta_rule(
 ) -> tuple[Float[Tensor, "B A F v"], LinearNodes]:
     all_keys, log_decays, written = keys, log_decays, values[:, :, :0]
     if old is not None:
-        num_old = nodes.num_old
-        all_keys = torch.cat([old.keys[:, :, :num_old], keys], 2)
-        log_decays = torch.cat([old.log_decays[:, :, :num_old], log_decays], 2)
-        written = old.values[:, :, :num_old]
+        all_keys, log_decays = joined((old.keys, old.log_decays), (keys, log_decays), nodes.num_old, 2)
+        written = old.values[:, :, : nodes.num_old]
     sums = path_sums(nodes, log_decays)
     decays = path_decays(nodes, sums)
     system = rates * products(keys, all_keys, decays)

@@ -90,6 +90,13 @@ class Paths:
         return Paths(self.nodes.to(device), self.is_node.to(device), self.lengths)
 
 
+def joined(
+    old: Sequence[Shaped[Tensor, "B ..."]], new: Sequence[Shaped[Tensor, "B ..."]], num_old: int, axis: int
+) -> list[Shaped[Tensor, "B ..."]]:
+    """What earlier passes have left of the pending nodes along an axis, then what the new ones have."""
+    return [torch.cat([before.narrow(axis, 0, num_old), part], axis) for before, part in zip(old, new, strict=True)]
+
+
 def along(states: Shaped[Tensor, "B ..."], index: Int[Tensor, "B w"], axis: int) -> Shaped[Tensor, "B ..."]:
     """The entries `index` of every row along an axis, a copy."""
     shape, sizes = [1] * states.ndim, list(states.shape)

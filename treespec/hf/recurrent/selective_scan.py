@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.hf.recurrent.layers import TreePass
-from treespec.hf.recurrent.nodes import Paths, TreeNodes
+from treespec.hf.recurrent.nodes import Paths, TreeNodes, joined
 
 
 class ScanNodes(NamedTuple):
@@ -81,8 +81,7 @@ def _scan(
 ) -> tuple[Float[Tensor, "B F channels"], ScanNodes]:
     kept = new
     if old is not None:
-        pairs = zip(old[:3], new[:3], strict=True)
-        steps, inputs, writes = (torch.cat([before[:, : nodes.num_old], part], 1) for before, part in pairs)
+        steps, inputs, writes = joined(old[:3], new[:3], nodes.num_old, 1)
         kept = ScanNodes(steps, inputs, writes, new.log_decays)
     # The last one is the state before the root, which parent -1 finds.
     states = kept.steps.new_zeros(len(reads), kept.steps.shape[1] + 1, *new.log_decays.shape)

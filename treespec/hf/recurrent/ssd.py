@@ -12,7 +12,7 @@ from torch import Tensor
 
 from treespec.hf.recurrent.layers import TreePass
 from treespec.hf.recurrent.linear import LinearNodes, path_decays, path_sums, read
-from treespec.hf.recurrent.nodes import Paths, TreeNodes
+from treespec.hf.recurrent.nodes import Paths, TreeNodes, joined
 
 
 class SSDNodes(LinearNodes):
@@ -66,10 +66,7 @@ def _ssd(
     old: SSDNodes | None,
 ) -> tuple[Float[Tensor, "B A F v"], SSDNodes]:
     if old is not None:
-        keys, values, log_decays = (
-            torch.cat([part[:, :, : nodes.num_old], new], 2)
-            for part, new in zip(old[:3], (keys, values, log_decays), strict=True)
-        )
+        keys, values, log_decays = joined(old[:3], (keys, values, log_decays), nodes.num_old, 2)
     sums = path_sums(nodes, log_decays)
     kept = SSDNodes(keys, values, log_decays, sums)
     state = None if state is None else state.float().transpose(2, 3)
