@@ -92,6 +92,8 @@ class ModelFacts:
         for name in CACHE_ARGUMENTS:
             if name in self.arguments:
                 return name
+        if "state" in self.arguments:  # RWKV leaves a cache unread.
+            return CACHE_NAME
         raise UnsupportedModelError(
             f"{self.name} takes no transformers cache (none of {', '.join(CACHE_ARGUMENTS)}): its tokens cannot be "
             "verified ahead"

@@ -109,7 +109,7 @@ class StateLayer(LinearAttentionLayer):
     def scan(self, run: Scan, num_axes: int) -> Tensor:
         """What a recurrence with a state of `num_axes` axes computes of the new nodes."""
         nodes, number = cast(TreePass, self._pass).nodes, self._num_scans
-        self._scan_axes = num_axes
+        self._scan_axes = self._num_axes = num_axes
         state = self.recurrent_states[0] if self._has_states[0] else None
         if state is not None and state.ndim > num_axes:
             state = state[:, number]
@@ -130,7 +130,7 @@ class StateLayer(LinearAttentionLayer):
                     self.lazy_initialization(recurrent_states=state)
                 # Not in place: the old one may be of inference mode, or a caller's.
                 self.recurrent_states[0] = state.to(cast(Tensor, self.recurrent_states[0]).dtype)
-            self.has_previous_state |= dict.fromkeys(self._inputs, True)
+            self.has_previous_state |= dict.fromkeys([*self._inputs, *([0] if self._scans else [])], True)
         self._drop_nodes()
 
     def select_rows(self, rows: Int[Tensor, " R"]) -> None:
