@@ -164,12 +164,12 @@ class HybridLayer(StateLayer, LinearAttentionAndFullAttentionLayer, GrowingLayer
 
 
 _LAYERS: dict[type, Callable[[int], Any]] = {
+    DummyLayer: lambda _: DummyLayer(),  # First: it is a `DynamicLayer` before transformers 5.23.
     LinearAttentionLayer: StateLayer,
     LinearAttentionAndFullAttentionLayer: HybridLayer,
     LinearAttentionAndSlidingWindowAttentionLayer: HybridLayer,
     DynamicLayer: lambda _: GrowingLayer(),
     DynamicSlidingWindowLayer: lambda _: GrowingLayer(),
-    DummyLayer: lambda _: DummyLayer(),
 }
 
 
@@ -182,7 +182,12 @@ def state_cache(config: PreTrainedConfig) -> Cache:
     unknown = {type(layer).__name__ for layer in cache.layers if type(layer) not in _LAYERS}
     if unknown:
         raise UnsupportedModelError(f"nodes cannot be removed from cache layers of the kinds {sorted(unknown)}")
-    cache.layers = [_LAYERS[type(layer)](getattr(layer, "number_of_states", 1)) for layer in cache.layers]
+    types = getattr(config.get_text_config(decoder=True), "layer_types", None) or [""] * len(cache.layers)
+    # Before transformers 5.23 layers that need no cache have one for states.
+    cache.layers = [
+        DummyLayer() if kind in ("mlp", "moe") else _LAYERS[type(layer)](getattr(layer, "number_of_states", 1))
+        for layer, kind in zip(cache.layers, types, strict=True)
+    ]
     return cache
 
 
