@@ -270,7 +270,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 RWKV = Architecture("rwkv", {"rescale_every": 1, "max_position_embeddings": None}, attentions=_EAGER)
 """For single texts: in its own batches transformers mixes the rows up, and takes padding for text."""
 
-BY_NAME = {str(architecture): architecture for architecture in ARCHITECTURES}
+BY_NAME = {str(architecture): architecture for architecture in (*ARCHITECTURES, RWKV)}
 
 
 def _of_name(architecture: Architecture | str) -> Architecture:

@@ -99,9 +99,8 @@ def variant(facts: ModelFacts) -> Hashable:
 
 def keeps_states(model: PreTrainedModel) -> bool:
     """Whether a layer's cache is anything other than one entry per token, so that no node can be dropped from it."""
-    is_known: Any = getattr(model, "_supports_default_dynamic_cache", lambda: True)
-    layers = DynamicCache(config=model.config).layers
-    return (model._is_stateful and not is_known()) or any(type(layer) not in _TOKEN_LAYERS for layer in layers)
+    has_own_cache = model._is_stateful and not model._supports_default_dynamic_cache()
+    return has_own_cache or any(type(layer) not in _TOKEN_LAYERS for layer in DynamicCache(config=model.config).layers)
 
 
 def num_indexed(facts: ModelFacts) -> int | None:
