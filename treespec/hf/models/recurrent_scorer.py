@@ -1,7 +1,7 @@
 """`RecurrentScorer`: models whose cache is a state, not a list of tokens, decode chains by snapshot and replay.
 
-A snapshot of the layers' states is taken before a chain is scored; a commit of less than the chain restores it and feeds
-the accepted tokens again. A prompt with images or sounds is read without its last token, the first root, in one pass.
+A snapshot of the layers' states is taken before a chain is scored; a commit of less than the chain restores it and
+feeds the accepted tokens again. A prompt with images or sounds is read in one pass, without its last token, the root.
 """
 
 from collections.abc import Sequence
