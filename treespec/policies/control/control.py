@@ -71,8 +71,7 @@ class _Learned:
         self.passes = PassTimes(pass_ms)
         self.drafts = DraftTimes(draft_share, draft_share * self.passes.slope)
         self.wait, self.num_plain, self.num_drafts = FIRST_WAIT, 0, 0
-        self.break_even = 0.0
-        """Accepted tokens per row that the last draft needed to pay."""
+        self.break_even = 0.0  # Accepted tokens per row that the last draft needed to pay.
 
 
 class Control(ShowsOptions, StepControl):
@@ -100,7 +99,7 @@ class Control(ShowsOptions, StepControl):
         is_timed: bool | None = None,
         pass_ms: Mapping[int, float] | None = None,
     ) -> None:
-        self._max_nodes = None if max_nodes is None else min(check_count("max_nodes", max_nodes), MOST_NODES)
+        self.given_max_nodes = None if max_nodes is None else min(check_count("max_nodes", max_nodes), MOST_NODES)
         self.max_latency_ms, self.pass_ms = max_latency_ms, pass_ms
         self.is_timed = None if is_timed is None else check_flag("is_timed", is_timed)
         if max_latency_ms is not None:
@@ -117,12 +116,7 @@ class Control(ShowsOptions, StepControl):
     @property
     def max_nodes(self) -> int:
         """See `TreePolicy`."""
-        return self._max_nodes or MOST_NODES
-
-    @property
-    def given_max_nodes(self) -> int | None:
-        """The argument `max_nodes`."""
-        return self._max_nodes
+        return self.given_max_nodes or MOST_NODES
 
     def begin(self, call: CallFacts) -> None:
         """See `StepControl`."""
@@ -132,7 +126,7 @@ class Control(ShowsOptions, StepControl):
         found = {} if call.is_repeatable else self._kept
         key = (call.is_sampling, call.is_chain_only, call.is_on_host, *(self.pass_ms or {}).items())
         if key not in found:
-            most = self._max_nodes or (TREE_SIZES[-1] if call.is_on_host else MOST_NODES)
+            most = self.given_max_nodes or (TREE_SIZES[-1] if call.is_on_host else MOST_NODES)
             candidates = Candidates(most, call.is_chain_only, call.is_sampling)
             found[key] = _Learned(candidates, self.pass_ms, call.draft_share)
         self._learned = found[key]
@@ -212,18 +206,17 @@ class Control(ShowsOptions, StepControl):
         gain = drafting[best] / rates[PLAIN]
         if self._is_timed and gain < CLOSE_GAIN and not learned.passes.is_plain_known(self._num_rows):
             return PLAIN, False, f"the best draft is {gain:.2f} times plain, whose time is measured first"
-        is_unknown = self._num_rows > 1 and learned.num_drafts == 0
-        if is_unknown and reading_ms > READING_SHARE * room * times[PLAIN]:
-            return PLAIN, False, "what has to be read for a first draft takes too much of a short text"
+        reading_steps = reading_ms / (READING_SHARE * times[PLAIN])
+        is_tried = self._num_rows == 1 or learned.num_drafts > 0 or reading_steps <= room
         learned.break_even = times[best] / times[PLAIN] - 1
-        if gain >= (LEAST_GAIN if learned.wait == FIRST_WAIT and self._num_rows == 1 else CLEAR_GAIN):
+        if is_tried and gain >= (LEAST_GAIN if learned.wait == FIRST_WAIT and self._num_rows == 1 else CLEAR_GAIN):
             learned.num_plain, learned.num_drafts = 0, learned.num_drafts + 1
             trees, is_exploring = learned.candidates.by_depth.get(ANY_DEPTH), learned.num_drafts % EXPLORED_EVERY == 0
             if (learned.num_drafts <= FIRST_TREES or is_exploring) and trees and drafting[trees].any():
                 tree = trees.start + int(drafting[trees].argmax())
                 return tree, is_exploring, "a tree in any case: it shows chains too"
             return best, False, f"{gain:.2f} times plain"
-        if learned.num_plain >= max(learned.wait, reading_ms / (READING_SHARE * times[PLAIN])):
+        if learned.num_plain >= max(learned.wait, reading_steps):
             learned.num_plain, learned.wait = 0, min(2 * learned.wait, LONGEST_WAIT)
             return best, False, "probed again after plain steps"
         learned.num_plain += 1
