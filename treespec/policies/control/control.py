@@ -48,8 +48,6 @@ NEXT_LEVEL_SHARE = 0.7
 """A level is expected to gain this share of what the last one gained."""
 VALUE_SHARE = 0.5
 """Nodes are drafted down to this share of the value that is worth their time: values are corrected afterwards."""
-CUT_MS = 0.1
-"""What it takes to cut a tree."""
 
 Rates = tuple[Float[np.ndarray, "C"], Float[np.ndarray, "C"], Float[np.ndarray, "C"]]
 """Tokens per row and millisecond, milliseconds of a step, and those of its draft, by candidate."""
@@ -99,7 +97,7 @@ class Control(ShowsOptions, StepControl):
         is_timed: bool | None = None,
         pass_ms: Mapping[int, float] | None = None,
     ) -> None:
-        self.given_max_nodes = None if max_nodes is None else min(check_count("max_nodes", max_nodes), MOST_NODES)
+        self._max_nodes = None if max_nodes is None else min(check_count("max_nodes", max_nodes), MOST_NODES)
         self.max_latency_ms, self.pass_ms = max_latency_ms, pass_ms
         self.is_timed = None if is_timed is None else check_flag("is_timed", is_timed)
         if max_latency_ms is not None:
@@ -116,7 +114,12 @@ class Control(ShowsOptions, StepControl):
     @property
     def max_nodes(self) -> int:
         """See `TreePolicy`."""
-        return self.given_max_nodes or MOST_NODES
+        return self._max_nodes or MOST_NODES
+
+    @property
+    def given_max_nodes(self) -> int | None:
+        """The argument `max_nodes`."""
+        return self._max_nodes
 
     def begin(self, call: CallFacts) -> None:
         """See `StepControl`."""
@@ -126,7 +129,7 @@ class Control(ShowsOptions, StepControl):
         found = {} if call.is_repeatable else self._kept
         key = (call.is_sampling, call.is_chain_only, call.is_on_host, *(self.pass_ms or {}).items())
         if key not in found:
-            most = self.given_max_nodes or (TREE_SIZES[-1] if call.is_on_host else MOST_NODES)
+            most = self._max_nodes or (TREE_SIZES[-1] if call.is_on_host else MOST_NODES)
             candidates = Candidates(most, call.is_chain_only, call.is_sampling)
             found[key] = _Learned(candidates, self.pass_ms, call.draft_share)
         self._learned = found[key]
@@ -180,7 +183,7 @@ class Control(ShowsOptions, StepControl):
         return (1 + accepted) / step_ms, step_ms, draft_ms
 
     def _slowest(self) -> float:
-        """What drafts bring the slowest row, for which padded batches wait, as a share of what they bring on average."""
+        """What drafts bring the slowest row, for which padded batches wait, as a share of the mean row."""
         if self._call.is_flat or len(self._emitted) != self._num_rows:
             return 1.0
         return float((FEW_TOKENS + self._emitted.min()) / (FEW_TOKENS + self._emitted.mean()))
@@ -264,8 +267,7 @@ class Control(ShowsOptions, StepControl):
         if self.max_latency_ms is not None:
             profits[1:][ms[1 : len(profits)] + self._draft_ms > self.max_latency_ms] = -np.inf
         best = int(profits.argmax())
-        is_worth_it = profits[best] - profits[-1] > self._rate * CUT_MS
-        return [min(size, best) for size in sizes] if is_worth_it else sizes
+        return [min(size, best) for size in sizes]
 
     def learn(self, step: VerifiedStep, draft_ms: float, other_ms: float | None) -> None:
         """See `StepControl`."""
