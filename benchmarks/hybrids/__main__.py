@@ -4,11 +4,12 @@
     python -m benchmarks.hybrids time      # three minutes
     python -m benchmarks.hybrids whole     # three minutes
 
-`time` and `whole` need a quiet machine. Writes benchmarks/results/hybrids/NAME.{json,md}.
+`time` and `whole` need a quiet machine. Each writes its part of benchmarks/results/hybrids.{json,md}.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -83,11 +84,18 @@ def main() -> None:
         found = whole.measure(size, num_layers, rounds, 64, args.seed)
     else:
         found = {"error": error, "time": time}[args.what].measure(size, num_layers, rounds, args.seed)
-    folder = RESULTS / "hybrids"
-    write_json(folder / f"{args.what}.json", circumstances | {"results": found})
-    parts = [f"## {title}\n\n{markdown_table(header, rows)}" for title, header, rows in TABLES[args.what](found)]
-    about = f"{size} hidden, {num_layers} layers, {rounds} rounds, load {circumstances['load_average']}."
-    (folder / f"{args.what}.md").write_text("\n".join([*parts, settings_lines(circumstances) + about]) + "\n")
+    file = RESULTS / "hybrids.json"
+    kept = json.loads(file.read_text()) if file.is_file() else {}
+    kept[args.what] = circumstances | {"results": found}
+    write_json(file, {what: kept[what] for what in TABLES if what in kept})
+    file.with_suffix(".md").write_text("\n".join(report(what, kept[what]) for what in TABLES if what in kept))
+
+
+def report(what: str, run: dict[str, Any]) -> str:
+    """The tables of one question, and its circumstances."""
+    parts = [f"## {title}\n\n{markdown_table(header, rows)}" for title, header, rows in TABLES[what](run["results"])]
+    sizes = f"{run['hidden_size']} hidden, {run['layers']} layers, {run['rounds']} rounds or texts"
+    return "\n".join([*parts, settings_lines(run) + f"{sizes}, load {run['load_average']}.\n"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How much rounding a tree pass adds, by depth, beside that of the model's own passes.
+"""How much rounding a tree pass adds, by depth, compared with the model's own passes.
 
 One chain behind a prompt is scored by a tree pass, by the model's own pass over the whole text, and by its own passes
 over single tokens. Errors are largest differences from passes in float64, in standard deviations of the logits.

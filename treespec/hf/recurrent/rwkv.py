@@ -1,7 +1,7 @@
 """The recurrence of RWKV-4 (arXiv 2305.13048) over trees, by levels; each node's inputs are mixed with its parent's.
 
 transformers' model hands its states on as arguments, with shapes for one text. Passes of a scorer run without them: the
-two places that look back, the shift and the recurrence, read the layers of a cache.
+two functions that look back, the shift and the recurrence, read the layers of a cache.
 """
 
 from __future__ import annotations
