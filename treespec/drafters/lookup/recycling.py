@@ -83,7 +83,8 @@ class TokenRecycling(SessionSource):
 
     def _read(self) -> Tensor:
         """The table with the top k of every node's logits for its token; the last of nodes with one token counts."""
-        assert (table := self._table) is not None
+        table = self._table
+        assert table is not None
         while self._unread:
             step = self._unread.popleft()
             top, tokens = step.top_tokens(table.shape[1]), step.trees.tokens[step.trees.parents != PADDING_PARENT]
