@@ -88,6 +88,11 @@ class TreeScorer(ModelScorer):
         """The transformers cache, which holds the committed tokens (between steps: all but the last)."""
         return self._state.cache
 
+    @property
+    def slots(self) -> CachedSlots:
+        """Which slots of the cache hold committed tokens."""
+        return self._state.slots
+
     @torch.no_grad()
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
         """See `CausalScorer`; columns that are padding in every row, or that a given cache held, are not computed.
