@@ -14,6 +14,7 @@ from treespec.hf.generation.output import Output
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import check_model
 from treespec.speedup.kernels import Kernels
+from treespec.speedup.memory import draft_bytes, megabytes
 from treespec.speedup.sources import Found, find_drafters
 
 WIDTH, INDENT = 100, 10
@@ -48,6 +49,7 @@ class SpedUp(TreeSpeculation):
             ("drafts", "; ".join(self.found.names)),
             *(("not", f"{what}: {why}") for what, why in self.found.missing.items()),
             ("passes", self._kernels.state),
+            ("memory", f"{megabytes(sum(draft_bytes(self.model, self.drafter)))} for what drafts, beside the model"),
             ("so far", self._so_far()),
         ]
         return "\n".join(
