@@ -134,7 +134,7 @@ def test_everything_is_allowed_before_the_marker():
 
 
 @pytest.mark.parametrize("after", ["", [], [-1], 5, ["</think>"]])
-def test_markers_that_are_none_are_refused(after):
+def test_invalid_markers_are_refused(after):
     with pytest.raises(ConfigError, match="after must be a text or token ids"):
         GrammarProcessor(Rising(), after=after)
 

@@ -3,12 +3,14 @@
 import pytest
 import torch
 from helpers import mtp_files, zoo
+from helpers.accelerator.device import PretendAccelerator, to_device
 from helpers.tiny import noisy_copy, tiny_llama
 from helpers.wrong_heads import EAGLE, write
 
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation, load_drafter, load_mtp, speed_up
 from treespec.errors import ConfigError
 from treespec.speedup import estimate_memory
+from treespec.speedup.memory import draft_bytes
 
 
 def num_bytes(cache):
@@ -79,7 +81,7 @@ def test_states_of_rows():
 def test_it_is_said(model):
     speculation = speed_up(model)
     try:
-        assert "\nmemory    4 kB for what drafts, beside the model" in str(speculation)
+        assert "\nmemory    4 kB for what drafts, in addition to the model" in str(speculation)
         assert "4 kB of draft weights and tables" in str(estimate_memory(model, speculation))
     finally:
         speculation.restore()
@@ -87,3 +89,12 @@ def test_it_is_said(model):
         estimate_memory(model, TokenRecycling())
     with pytest.raises(ConfigError, match="num_rows"):
         estimate_memory(model, speculation).added(10, 0)
+
+
+def test_a_model_on_an_accelerator():
+    with PretendAccelerator():
+        model, draft = tiny_llama(), tiny_llama(seed=1)
+        to_device(model)
+        to_device(draft)
+        found = draft_bytes(model, TreeSpeculation([draft, TokenRecycling()]).drafter)
+        assert found == (sum(weight.nbytes for weight in {*draft.parameters(), *draft.buffers()}), 64 * 8 * 8)

@@ -26,7 +26,7 @@ PROBABILITY, TOKEN_ID = 4, 8
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a speculation needs beside the model's weights.
+    """Bytes that a speculation needs in addition to the model's weights.
 
     Attributes:
         weights: of what drafts, as loaded; those that it shares with the model are not counted.
@@ -46,7 +46,7 @@ class Memory:
     per_node: int
 
     def added(self, num_tokens: int, num_rows: int = 1, num_nodes: int = 16) -> int:
-        """Bytes beyond plain decoding for rows of so many tokens, prompt included, and trees of so many nodes.
+        """Bytes beyond plain decoding for rows of `num_tokens` tokens, prompt included, and trees of `num_nodes`.
 
         Raises `ConfigError`: one of them is not a positive int.
         """
@@ -97,7 +97,7 @@ def draft_bytes(model: PreTrainedModel, drafter: Drafter) -> tuple[int, int]:
         if isinstance(part, TokenRecycling):
             tables += TOKEN_ID * vocab_size * min(part.num_candidates, vocab_size)
     shared = _storages(_weights(unwrapped(model)))
-    return sum(num for place, num in own.items() if place not in shared), tables
+    return sum(num for address, num in own.items() if address not in shared), tables
 
 
 def megabytes(count: int) -> str:
@@ -127,7 +127,16 @@ def _weights(value: Any) -> Iterator[Tensor]:
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
     """Bytes by address: several tensors may share memory."""
-    return {place.data_ptr(): place.nbytes() for place in map(Tensor.untyped_storage, tensors)}
+    return dict(map(_memory_of, tensors))
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor's memory is, and its bytes; tensors made of others have no memory of their own."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    except RuntimeError:
+        return id(tensor), tensor.nbytes
 
 
 def _draft_cache(part: Any, layer_of_model: int) -> int:

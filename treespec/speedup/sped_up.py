@@ -49,7 +49,10 @@ class SpedUp(TreeSpeculation):
             ("drafts", "; ".join(self.found.names)),
             *(("not", f"{what}: {why}") for what, why in self.found.missing.items()),
             ("passes", self._kernels.state),
-            ("memory", f"{megabytes(sum(draft_bytes(self.model, self.drafter)))} for what drafts, beside the model"),
+            (
+                "memory",
+                f"{megabytes(sum(draft_bytes(self.model, self.drafter)))} for what drafts, in addition to the model",
+            ),
             ("so far", self._so_far()),
         ]
         return "\n".join(

@@ -184,7 +184,7 @@ def test_what_does_not_fit_is_said(target, tmp_path, monkeypatch):
         load_drafter(assistant, zoo.build("llama"))
     with pytest.raises(ConfigError, match="leave out hidden_layers"):
         load_drafter(assistant, target, hidden_layers=(1,))
-    with pytest.raises(ConfigError, match="is no assistant"):
+    with pytest.raises(ConfigError, match="is not an assistant"):
         load_drafter(target, target)
     with pytest.raises(ConfigError, match="see load_drafter"):
         Assistant(assistant)  # pyright: ignore[reportArgumentType]

@@ -4,8 +4,6 @@ It attends the target's keys and values of the committed text, one layer of each
 drafted tokens have the position of the root, and read no other drafted token but through their parent's output: so the
 nodes of a level share one mask, and a tree is drafted as a chain is (transformers 5.24,
 `SinglePositionMultiTokenCandidateGenerator`).
-
-Axis letters: H the target's hidden size, G heads of keys, d numbers each, S slots of the target's cache.
 """
 
 from collections.abc import Mapping

@@ -56,7 +56,7 @@ def load_drafter(
             )
         return load_mtp(target, max_length=max_length) if name == MTP else load_assistant(name, target, max_length)
     if isinstance(name, PreTrainedModel):
-        raise ConfigError(f"{type(name).__name__} is no assistant: a whole model drafts as TreeSpeculation(model)")
+        raise ConfigError(f"{type(name).__name__} is not an assistant: a whole model drafts as TreeSpeculation(model)")
     head = load_head(name, target)
     layers = fused_layers(head.config, name, target.config.get_text_config().num_hidden_layers, hidden_layers)
     return kind_of_head(head).drafter(head, layers, max_length)
