@@ -31,12 +31,15 @@ LEAST_GAIN, CLEAR_GAIN = 1.03, 1.1
 """A draft must be predicted to be this many times as fast as plain decoding; the latter after drafts that did not pay,
 as a drafter that is right too seldom is soon predicted close to plain, and in batches, whose rows end at different
 steps."""
+FEW_TOKENS = 32
+"""Tokens of every row of a batch for which rows are not known to differ."""
 CLOSE_GAIN = 1.5
 """Where the best draft of a batch is predicted to gain less, plain steps are timed first."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
 READING_SHARE = 0.03
-"""What must be read to try a drafter again takes at most this share of the plain steps' time."""
+"""What must be read to try a drafter again takes at most this share of the plain steps' time; in a batch also what must
+be read to try it at all, of all steps that are to come."""
 FIRST_TREES, EXPLORED_EVERY = 4, 16
 """The first drafts, and later one in this many, are trees of any depth: a chain says nothing of trees."""
 EXPLORED_SHARE = 0.5
@@ -65,7 +68,8 @@ class _Learned:
 
     def __init__(self, candidates: Candidates, pass_ms: Mapping[int, float] | None, draft_share: float) -> None:
         self.candidates, self.acceptance = candidates, Acceptance(candidates)
-        self.passes, self.drafts = PassTimes(pass_ms), DraftTimes(draft_share)
+        self.passes = PassTimes(pass_ms)
+        self.drafts = DraftTimes(draft_share, draft_share * self.passes.slope)
         self.wait, self.num_plain, self.num_drafts = FIRST_WAIT, 0, 0
         self.break_even = 0.0
         """Accepted tokens per row that the last draft needed to pay."""
@@ -133,6 +137,7 @@ class Control(ShowsOptions, StepControl):
             found[key] = _Learned(candidates, self.pass_ms, call.draft_share)
         self._learned = found[key]
         self._trees: Sequence[DraftedTree] = ()
+        self._emitted = np.zeros(0)  # By the rows of a batch in steps that drafted, since the last one left.
         self._num_rows = self._context = 1
         self._num_unread: int | None = None  # Tokens of a row that the drafter has not read; all at first.
         self.current: TreePolicy = self._learned.candidates.policies[-1] or BestFirst(1)
@@ -156,7 +161,7 @@ class Control(ShowsOptions, StepControl):
         rates, times, draft_ms = self._predict(reading_ms / max(min(room, MOST_AHEAD), 1))
         number, is_exploring, reason = PLAIN, False, "no room for a draft"
         if room:
-            number, is_exploring, reason = self._decide(rates, times, reading_ms)
+            number, is_exploring, reason = self._decide(rates, times, reading_ms, room)
         self._number, self._rate, self._draft_ms = number, float(rates[number]), float(draft_ms[number])
         self.tokens_per_ms = self._rate if self._is_timed and self._call.is_alone and not is_exploring else 0.0
         names, policy = learned.candidates.names, learned.candidates.policies[number]
@@ -173,17 +178,24 @@ class Control(ShowsOptions, StepControl):
         """`ms_per_token`: what the drafter must read first, spread over the tokens that a row may still emit."""
         learned, num_rows = self._learned, self._num_rows
         accepted, nodes, num_passes = learned.acceptance.expected
+        accepted = np.maximum((1 + accepted) * self._slowest() - 1, 0.0)
         draft = learned.drafts.predict(num_passes, num_rows * learned.candidates.num_nodes)
         draft_ms = learned.passes.unit_ms * draft + ms_per_token * (1 + accepted)
         draft_ms[PLAIN] = 0.0
         step_ms = draft_ms + self._pass_ms(1 + nodes)
         return (1 + accepted) / step_ms, step_ms, draft_ms
 
+    def _slowest(self) -> float:
+        """What drafts bring the slowest row, for which padded batches wait, as a share of what they bring on average."""
+        if self._call.is_flat or len(self._emitted) != self._num_rows:
+            return 1.0
+        return float((FEW_TOKENS + self._emitted.min()) / (FEW_TOKENS + self._emitted.mean()))
+
     def _pass_ms(self, nodes_per_row: Num[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
         return self._learned.passes.predict(self._num_rows * nodes_per_row, self._num_rows, self._context)
 
     def _decide(
-        self, rates: Float[np.ndarray, "C"], times: Float[np.ndarray, "C"], reading_ms: float
+        self, rates: Float[np.ndarray, "C"], times: Float[np.ndarray, "C"], reading_ms: float, room: int
     ) -> tuple[int, bool, str]:
         """The number of the candidate to take, whether it is taken to explore, and the reason."""
         learned, drafting = self._learned, rates.copy()
@@ -200,6 +212,9 @@ class Control(ShowsOptions, StepControl):
         gain = drafting[best] / rates[PLAIN]
         if self._is_timed and gain < CLOSE_GAIN and not learned.passes.is_plain_known(self._num_rows):
             return PLAIN, False, f"the best draft is {gain:.2f} times plain, whose time is measured first"
+        is_unknown = self._num_rows > 1 and learned.num_drafts == 0
+        if is_unknown and reading_ms > READING_SHARE * room * times[PLAIN]:
+            return PLAIN, False, "what has to be read for a first draft takes too much of a short text"
         learned.break_even = times[best] / times[PLAIN] - 1
         if gain >= (LEAST_GAIN if learned.wait == FIRST_WAIT and self._num_rows == 1 else CLEAR_GAIN):
             learned.num_plain, learned.num_drafts = 0, learned.num_drafts + 1
@@ -267,7 +282,9 @@ class Control(ShowsOptions, StepControl):
             # A server's requests may have left since they were drafted for.
             verified = learned.acceptance.read(step.trees) if self._call.is_flat else trees
             learned.acceptance.update(verified, num_nodes, step.emitted)
-            if learned.wait > FIRST_WAIT and sum(map(len, step.emitted)) / num_rows - 1 > learned.break_even:
+            emitted = np.array([len(tokens) for tokens in step.emitted], float)
+            self._emitted = emitted + (self._emitted if len(self._emitted) == num_rows else 0.0)
+            if learned.wait > FIRST_WAIT and emitted.mean() * self._slowest() - 1 > learned.break_even:
                 learned.num_plain = learned.wait = FIRST_WAIT  # One draft that pays is followed by another.
         if not self._is_timed:
             return
