@@ -65,7 +65,8 @@ class Kind:
 
 def smollm2_named(name: str | None = None, dtype: torch.dtype = torch.float32) -> Any:
     """SmolLM2; under another name nothing is known of it."""
-    model = smollm2.load()[0].to(dtype)
+    model: Any = smollm2.load()[0]
+    model.to(dtype)
     if name is not None:
         model.config._name_or_path = name
     return model
