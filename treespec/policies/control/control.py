@@ -48,8 +48,6 @@ NEXT_LEVEL_SHARE = 0.7
 """A level is expected to gain this share of what the last one gained."""
 VALUE_SHARE = 0.5
 """Nodes are drafted down to this share of the value that is worth their time: values are corrected afterwards."""
-CUT_MS = 0.1
-"""What it takes to cut a tree."""
 
 Rates = tuple[Float[np.ndarray, "C"], Float[np.ndarray, "C"], Float[np.ndarray, "C"]]
 """Tokens per row and millisecond, milliseconds of a step, and those of its draft, by candidate."""
@@ -71,8 +69,7 @@ class _Learned:
         self.passes = PassTimes(pass_ms)
         self.drafts = DraftTimes(draft_share, draft_share * self.passes.slope)
         self.wait, self.num_plain, self.num_drafts = FIRST_WAIT, 0, 0
-        self.break_even = 0.0
-        """Accepted tokens per row that the last draft needed to pay."""
+        self.break_even = 0.0  # Accepted tokens per row that the last draft needed to pay.
 
 
 class Control(ShowsOptions, StepControl):
@@ -186,7 +183,7 @@ class Control(ShowsOptions, StepControl):
         return (1 + accepted) / step_ms, step_ms, draft_ms
 
     def _slowest(self) -> float:
-        """What drafts bring the slowest row, for which padded batches wait, as a share of what they bring on average."""
+        """What drafts bring the slowest row, for which padded batches wait, as a share of the mean row."""
         if self._call.is_flat or len(self._emitted) != self._num_rows:
             return 1.0
         return float((FEW_TOKENS + self._emitted.min()) / (FEW_TOKENS + self._emitted.mean()))
@@ -212,18 +209,17 @@ class Control(ShowsOptions, StepControl):
         gain = drafting[best] / rates[PLAIN]
         if self._is_timed and gain < CLOSE_GAIN and not learned.passes.is_plain_known(self._num_rows):
             return PLAIN, False, f"the best draft is {gain:.2f} times plain, whose time is measured first"
-        is_unknown = self._num_rows > 1 and learned.num_drafts == 0
-        if is_unknown and reading_ms > READING_SHARE * room * times[PLAIN]:
-            return PLAIN, False, "what has to be read for a first draft takes too much of a short text"
+        reading_steps = reading_ms / (READING_SHARE * times[PLAIN])
+        is_tried = self._num_rows == 1 or learned.num_drafts > 0 or reading_steps <= room
         learned.break_even = times[best] / times[PLAIN] - 1
-        if gain >= (LEAST_GAIN if learned.wait == FIRST_WAIT and self._num_rows == 1 else CLEAR_GAIN):
+        if is_tried and gain >= (LEAST_GAIN if learned.wait == FIRST_WAIT and self._num_rows == 1 else CLEAR_GAIN):
             learned.num_plain, learned.num_drafts = 0, learned.num_drafts + 1
             trees, is_exploring = learned.candidates.by_depth.get(ANY_DEPTH), learned.num_drafts % EXPLORED_EVERY == 0
             if (learned.num_drafts <= FIRST_TREES or is_exploring) and trees and drafting[trees].any():
                 tree = trees.start + int(drafting[trees].argmax())
                 return tree, is_exploring, "a tree in any case: it shows chains too"
             return best, False, f"{gain:.2f} times plain"
-        if learned.num_plain >= max(learned.wait, reading_ms / (READING_SHARE * times[PLAIN])):
+        if learned.num_plain >= max(learned.wait, reading_steps):
             learned.num_plain, learned.wait = 0, min(2 * learned.wait, LONGEST_WAIT)
             return best, False, "probed again after plain steps"
         learned.num_plain += 1
@@ -271,8 +267,7 @@ class Control(ShowsOptions, StepControl):
         if self.max_latency_ms is not None:
             profits[1:][ms[1 : len(profits)] + self._draft_ms > self.max_latency_ms] = -np.inf
         best = int(profits.argmax())
-        is_worth_it = profits[best] - profits[-1] > self._rate * CUT_MS
-        return [min(size, best) for size in sizes] if is_worth_it else sizes
+        return [min(size, best) for size in sizes]
 
     def learn(self, step: VerifiedStep, draft_ms: float, other_ms: float | None) -> None:
         """See `StepControl`."""

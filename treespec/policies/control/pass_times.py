@@ -105,10 +105,6 @@ class PassTimes:
         self.is_scaled, self._most_error = bool(pass_ms), MEASURED_ERROR if pass_ms else MOST_ERROR
         self._num_plain = Counter[int]()
 
-    def __call__(self, num_tokens: float) -> float:
-        """Milliseconds of a pass of one row."""
-        return float(self.predict(np.array([num_tokens]))[0])
-
     def predict(self, num_tokens: Num[np.ndarray, "t"], num_rows: int = 1, context: int = 0) -> Float[np.ndarray, "t"]:
         """Milliseconds of steps with these numbers of tokens, of all rows; beyond those measured along the last slope.
 
@@ -152,8 +148,8 @@ class DraftTimes:
         units = 1.0, 6 * pass_share if pass_share > 0 else 0.002, 0.03
         self._regression = TimeRegression((0.01, pass_share, 0.0005), units)
         self._latest = deque[tuple[tuple[float, ...], float]](maxlen=3)
+        # By token. Lookups read in no time, and some drafters while the target reads the prompt.
         self._reading = deque([token_share] * 2, maxlen=3)
-        """By token. Lookups read in no time, and some drafters while the target reads the prompt."""
 
     @property
     def pass_share(self) -> float:
