@@ -4,10 +4,11 @@ What kinds share: `modules` (layers, rotary positions, caches), `files` (formats
 """
 
 # Kinds register in this order. DFlash is asked for files without a kind's name before EAGLE-3, whose `fc` it has too.
+from treespec.heads.assistant.drafter import Assistant
 from treespec.heads.dflash.drafter import DFlash
 from treespec.heads.eagle3.drafter import Eagle3
 from treespec.heads.medusa.drafter import Medusa
 from treespec.heads.medusa.module import MedusaHead, MedusaHeads
 from treespec.heads.mtp.drafter import Mtp
 
-__all__ = ["DFlash", "Eagle3", "Medusa", "MedusaHead", "MedusaHeads", "Mtp"]
+__all__ = ["Assistant", "DFlash", "Eagle3", "Medusa", "MedusaHead", "MedusaHeads", "Mtp"]

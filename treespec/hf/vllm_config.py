@@ -9,11 +9,11 @@ from transformers import PreTrainedModel
 from treespec.checks import check_count
 from treespec.drafters import SuffixLookup, SuffixStore, TokenRecycling
 from treespec.errors import ConfigError
-from treespec.heads import Medusa
-from treespec.heads.drafting.base import HeadDrafter
+from treespec.heads import Assistant, Medusa
 from treespec.heads.files.kinds import KINDS
 from treespec.hf.engine_words import in_vllm_words
 from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.hf.loading.assistant import is_assistant
 from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter
 from treespec.hf.loading.models import load_model, load_tokenizer
@@ -42,7 +42,8 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
             `speculative_token_tree` (a list of rank paths as a literal; a chain without it), and the method's own keys:
             "draft_model": `model` (name, folder or model); with another tokenizer than the target's `tokenizer` (the
             target's) and `assistant_tokenizer` (its own), names or tokenizers. "eagle3", "dflash", "dspark" and
-            "medusa": `model`, the head's name or folder. "mtp": `model`, the files, if they are not the target's.
+            "medusa": `model`, the head's name or folder. "mtp": `model`, the files, if they are not the target's, or
+            a Gemma 4 assistant's.
             "ngram" and "ngram_gpu": `prompt_lookup_max`, `prompt_lookup_min`. "suffix": `suffix_decoding_` with
             `max_tree_depth`, `min_token_prob`, and `max_cached_requests`, 0 for no store. treespec's own
             "token_recycling" has none. With `speculative_algorithm` these are the arguments of SGLang's server, with
@@ -101,7 +102,10 @@ def _drafter(method: str, config: Mapping[str, Any], target: PreTrainedModel | N
             raise ConfigError(f"method 'medusa' needs 'model': the folder or file of the heads, got {heads!r}")
         return Medusa.load(heads)
     if method == "mtp":
-        return load_mtp(_needed(method, target), config.get("model"))
+        target, files = _needed(method, target), config.get("model")
+        if files is not None and is_assistant(files):
+            return load_drafter(files, target)
+        return load_mtp(target, files)
     if method == "token_recycling":
         return TokenRecycling()
     if method == "suffix":
@@ -123,11 +127,11 @@ def _suffix(config: Mapping[str, Any]) -> SuffixLookup:
     return SuffixLookup(max_match=max(depth - 1, 1), store=store, min_prob=min_prob)
 
 
-def _trained_head(method: str, name: Any, target: PreTrainedModel | None) -> HeadDrafter[Any]:
+def _trained_head(method: str, name: Any, target: PreTrainedModel | None) -> Drafter:
     if not isinstance(name, (str, Path)):
         raise ConfigError(f"method {method!r} needs 'model': the head's name or folder, got {name!r}")
     drafter = load_drafter(name, _needed(method, target))
-    found = drafter.head.config.algorithm
+    found = "mtp" if isinstance(drafter, Assistant) else drafter.head.config.algorithm
     if found != method:
         raise ConfigError(f"{name} holds a head of method {found!r}, the configuration says {method!r}")
     return drafter

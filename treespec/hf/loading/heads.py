@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import CheckpointError, ConfigError
+from treespec.heads.assistant.drafter import Assistant
 from treespec.heads.drafting.base import HeadDrafter
 from treespec.heads.files.build import build_head
 from treespec.heads.files.checkpoint import PICKLES, Checkpoint, read_checkpoint
@@ -17,18 +18,19 @@ from treespec.heads.files.fitting import check_target, fused_layers
 from treespec.heads.files.kinds import kind_of_head
 from treespec.heads.modules.base import DraftHead
 from treespec.hf.introspect import model_facts
+from treespec.hf.loading.assistant import is_assistant, load_assistant
 from treespec.hf.loading.hub import hub_problem
 from treespec.hf.loading.mtp import MTP, load_mtp
 from treespec.hf.weights import whole_weight
 
 
 def load_drafter(
-    name: str | Path,
+    name: str | Path | PreTrainedModel,
     target: PreTrainedModel,
     *,
     max_length: int | None = None,
     hidden_layers: Sequence[int] | None = None,
-) -> HeadDrafter[Any]:
+) -> HeadDrafter[Any] | Assistant:
     """The drafter of a trained head for `target`, of the kind in the head's configuration.
 
     EAGLE-3 in SafeAILab's or the speculators library's format, DFlash and DSpark in their authors' or the speculators
@@ -37,7 +39,7 @@ def load_drafter(
 
     Args:
         name: a folder with `config.json` and weights, a hub name, or "mtp" for the target's own layers, see
-            `load_mtp`.
+            `load_mtp`; of a Gemma 4 assistant also the loaded model.
         max_length: see `Eagle3`.
         hidden_layers: the indices of the target's hidden states that the head fuses; None: those of its configuration,
             or EAGLE-3's own (2, L // 2, L - 3).
@@ -47,12 +49,14 @@ def load_drafter(
             the head of another model.
         ConfigError: see `Eagle3`; hidden layers that the target does not have.
     """
-    if name == MTP:
+    if name == MTP or is_assistant(name):
         if hidden_layers is not None:
             raise ConfigError(
-                f"MTP layers read the target's last hidden state: leave out hidden_layers={hidden_layers}"
+                f"MTP layers and assistants read the target's last hidden state: leave out {hidden_layers=}"
             )
-        return load_mtp(target, max_length=max_length)
+        return load_mtp(target, max_length=max_length) if name == MTP else load_assistant(name, target, max_length)
+    if isinstance(name, PreTrainedModel):
+        raise ConfigError(f"{type(name).__name__} is not an assistant: a whole model drafts as TreeSpeculation(model)")
     head = load_head(name, target)
     layers = fused_layers(head.config, name, target.config.get_text_config().num_hidden_layers, hidden_layers)
     return kind_of_head(head).drafter(head, layers, max_length)
