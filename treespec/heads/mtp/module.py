@@ -63,13 +63,13 @@ class MtpLayer(nn.Module):
         self.embedding_norm, self.hidden_norm, self.norm = embedding_norm, hidden_norm, norm
         self.projection = projection
         self.blocks = nn.ModuleList(blocks)
-        self._is_hidden_first = is_hidden_first
+        self.is_hidden_first = is_hidden_first
         self._cache_argument = cache_argument
 
     def forward(self, embedded: Tensor, states: Tensor, cache: "BlockCache", **inputs: Any) -> Tensor:
         """Embedded tokens and states before them [B, F, H] to [B, F, H]; `inputs` go to the decoder layers."""
         parts = [self.embedding_norm(embedded), self.hidden_norm(states)]
-        states = self.projection(torch.cat(parts[::-1] if self._is_hidden_first else parts, -1))
+        states = self.projection(torch.cat(parts[::-1] if self.is_hidden_first else parts, -1))
         for block in self.blocks:
             states = block(states, **{self._cache_argument: cache}, **inputs)
         return self.norm(states)

@@ -16,6 +16,7 @@ from treespec.heads.files.checkpoint import PICKLES, Checkpoint, read_checkpoint
 from treespec.heads.files.fitting import check_target, fused_layers
 from treespec.heads.files.kinds import kind_of_head
 from treespec.heads.modules.base import DraftHead
+from treespec.heads.mtp.files import DRAFT_VOCAB
 from treespec.hf.introspect import model_facts
 from treespec.hf.loading.hub import hub_problem
 from treespec.hf.loading.mtp import MTP, load_mtp
@@ -36,8 +37,8 @@ def load_drafter(
     Pickles are opened by `torch.load(weights_only=True)`, where there are no safetensors.
 
     Args:
-        name: a folder with `config.json` and weights, a hub name, or "mtp" for the target's own layers, see
-            `load_mtp`.
+        name: a folder with `config.json` and weights or of a trained MTP layer, a hub name, or "mtp" for the target's
+            own layers, see `load_mtp`.
         max_length: see `Eagle3`.
         hidden_layers: the indices of the target's hidden states that the head fuses; None: those of its configuration,
             or EAGLE-3's own (2, L // 2, L - 3).
@@ -47,12 +48,13 @@ def load_drafter(
             the head of another model.
         ConfigError: see `Eagle3`; hidden layers that the target does not have.
     """
-    if name == MTP:
+    is_mtp_alone = (Path(name) / DRAFT_VOCAB).is_file()
+    if name == MTP or is_mtp_alone:
         if hidden_layers is not None:
             raise ConfigError(
                 f"MTP layers read the target's last hidden state: leave out hidden_layers={hidden_layers}"
             )
-        return load_mtp(target, max_length=max_length)
+        return load_mtp(target, name if is_mtp_alone else None, max_length=max_length)
     head = load_head(name, target)
     layers = fused_layers(head.config, name, target.config.get_text_config().num_hidden_layers, hidden_layers)
     return kind_of_head(head).drafter(head, layers, max_length)

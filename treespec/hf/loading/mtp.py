@@ -15,7 +15,7 @@ from treespec.checks import check_count
 from treespec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from treespec.heads.files.checkpoint import some
 from treespec.heads.mtp.drafter import Mtp
-from treespec.heads.mtp.files import LAYOUTS, Layout, MtpTensors, read_mtp
+from treespec.heads.mtp.files import LAYOUTS, Layout, MtpTensors, read_draft_vocab, read_mtp
 from treespec.heads.mtp.module import MtpConfig, MtpHead, MtpLayer
 from treespec.hf.introspect import CACHE_ARGUMENTS, ModelFacts, model_facts
 from treespec.hf.loading.smollm2 import quiet_transformers
@@ -45,8 +45,9 @@ def load_mtp(
 
     Args:
         checkpoint: the folder of the files, if they are not where the target was loaded from.
-        draft_vocab: the tokens that may be drafted: their ids, or the number of the first ones; None: all. A large
-            vocabulary makes the output layer the longest part of a draft pass.
+        draft_vocab: the tokens that may be drafted: their ids, or the number of the first ones; None: those that the
+            layers were trained for, by `treespec train`, else all. A large vocabulary makes the output layer the
+            longest part of a draft pass.
         max_length: see `Eagle3`.
 
     Raises:
@@ -59,6 +60,8 @@ def load_mtp(
     found = read_mtp(folder, facts.config.num_hidden_layers)
     if found is None:
         raise CheckpointError(_nothing_found(facts, folder))
+    if draft_vocab is None:
+        draft_vocab = read_draft_vocab(folder, facts.num_logits)
     return Mtp(_head(facts, folder, *found, draft_vocab), (facts.config.num_hidden_layers,), max_length)
 
 
