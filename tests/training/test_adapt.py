@@ -105,7 +105,7 @@ def test_bad_input_is_named(heads, tmp_path):
         run([*PROMPTS, "word " * 96])
     with pytest.raises(ConfigError, match="answers must be"):
         run(answers=0)
-    with pytest.raises(UnsupportedModelError, match="EAGLE-3 heads and MTP layers are adapted, .* is a DFlash"):
+    with pytest.raises(UnsupportedModelError, match=r"EAGLE-3 heads and MTP layers are adapted, .* is a DFlash"):
         run(head=heads["dflash"])
     with pytest.raises(CheckpointError, match="head of another model"):
         run(model=tiny_llama(vocab_size=len(TOKENIZER), hidden_size=48))
