@@ -112,7 +112,7 @@ def adapt(
     folder = Path(folder)
     check_count("answers", answers)
     own = replace(_config(model, head, config or adaptation()), max_length=max_length)
-    held_out, others = _split(prompts)
+    held_out, others = split_prompts(prompts)
     _check_room(tokenizer, prompts, max_length)
 
     def write(name: str, part: Sequence[str], count: int, temperatures: Sequence[float]) -> Texts:
@@ -177,7 +177,7 @@ def _found(model: PreTrainedModel) -> tuple[str | Path, Any]:
     raise ConfigError(f"no trained drafter for this model is at hand, give its head{reasons}")
 
 
-def _split(prompts: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_prompts(prompts: Sequence[str]) -> tuple[list[str], list[str]]:
     """Held-out prompts, and those to train on: by hash, so that more prompts change few."""
     order = sorted(dict.fromkeys(prompts), key=lambda prompt: hashlib.sha256(prompt.encode()).digest())
     if len(order) < LEAST_PROMPTS:
