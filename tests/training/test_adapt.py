@@ -1,6 +1,8 @@
 """`adapt`: trained on answers to some prompts, measured on others; interrupted, without gain, on bad input."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -112,6 +114,16 @@ def test_bad_input_is_named(heads, tmp_path):
     with pytest.raises(ConfigError, match="no trained drafter for this model is at hand"):
         run(head=None)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_snippet_of_the_docs_runs(heads, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config = adaptation(num_steps=1, **SETTINGS)
+    names = {"model": TARGET, "tokenizer": TOKENIZER, "prompts": PROMPTS, "head_folder": heads["mtp"], "config": config}
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    snippet = next(found for found in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "adapt(" in found)
+    exec(snippet.replace("answers=3", "answers=1, max_length=96, config=config"), names | {"treespec": treespec})
+    assert "| on held-out prompts | before | after | gain |" in capsys.readouterr().out
 
 
 def test_the_command_prints_the_gain(heads, tmp_path):

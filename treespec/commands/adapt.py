@@ -41,7 +41,7 @@ def run(
 ) -> None:
     """Train a head or an MTP layer on the model's answers to your prompts, and measure the gain on held-out ones.
 
-    Run the same command again to resume an interrupted run. Where nothing gets better the drafter stays as it was.
+    Run the same command again to resume an interrupted run. Where nothing gets better the drafter is left unchanged.
     """
     use_threads(threads)
     length = {name: value for name, value in (("minutes", minutes), ("num_steps", steps)) if value is not None}
