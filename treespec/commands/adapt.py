@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -50,8 +50,9 @@ def run(
     target, tokenizer = load_target(model, device=device_of(device)), load_tokenizer(model)
     with progress_bar() as progress:
         written = progress.add_task("tokens written", total=None)
-        callbacks = training_callbacks(progress, None) | {"on_written": partial(progress.advance, written)}
-        sizes = {"head": head, "config": config, "answers": answers, "max_length": max_length}
+        callbacks = training_callbacks(progress, None)
+        callbacks["on_written"] = partial(progress.advance, written)
+        sizes: dict[str, Any] = {"head": head, "config": config, "answers": answers, "max_length": max_length}
         found = adapt(target, tokenizer, texts, out, **sizes, **callbacks)
     CONSOLE.print(str(found), soft_wrap=True)
     say(f"{found.folder}: {'adapted' if found.is_better else 'unchanged'}, for load_drafter and --drafter")

@@ -133,7 +133,7 @@ def adapt(
 
 def adaptation(**settings: Any) -> TrainingConfig:
     """The settings of `adapt`, or ten minutes; see `TrainingConfig`."""
-    length = {} if settings.keys() & {"minutes", "num_steps"} else {"minutes": 10.0}
+    length: dict[str, Any] = {} if settings.keys() & {"minutes", "num_steps"} else {"minutes": 10.0}
     return TrainingConfig(**SETTINGS | length | settings)
 
 
@@ -146,7 +146,7 @@ def _packed(model: PreTrainedModel, batch_size: int) -> AbstractContextManager[o
 
 
 def _name(model: PreTrainedModel) -> str | None:
-    return Path(model.config.name_or_path).name or None
+    return Path(str(model.config.name_or_path)).name or None
 
 
 def _config(model: PreTrainedModel, head: str | Path | None, config: TrainingConfig) -> TrainingConfig:

@@ -10,6 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError
+from treespec.heads.eagle3.module import Eagle3Head
+from treespec.heads.mtp.module import MtpHead
 from treespec.hf.introspect import input_device, num_logits, position_table_size
 from treespec.training.data import FeatureSet, check_texts
 from treespec.training.dflash import make_dflash
@@ -146,8 +148,10 @@ def make_learner(model: PreTrainedModel, texts: Texts, hidden_layers: Sequence[i
     else:
         target_ids = choose_vocabulary(texts.tokens, texts.top, vocab_size, config.draft_vocab_size)
     if config.kind == "mtp":
+        assert not isinstance(trained, Eagle3Head)
         return make_mtp(model, target_ids, config, trained)
     if config.kind == "eagle3":
+        assert not isinstance(trained, MtpHead)
         return make_eagle3(model, target_ids, hidden_layers, config, trained)
     mask_token = config.mask_token
     if mask_token is None:  # The last of the least used ones.

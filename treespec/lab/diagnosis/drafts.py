@@ -57,7 +57,7 @@ def acceptance_low(case: Case) -> Cause | None:
         f"tokens{_shares_by_drafter(run)}"
     )
     change = (
-        "another drafter, best one trained for this model (treespec train; treespec adapt trains a head or an MTP layer "
+        "another drafter, best one trained for this model (treespec train; treespec adapt trains a head or MTP layer "
         "further on your prompts) or a model of the same kind; for code, summaries and editing also SuffixLookup(); "
         "several can be merged: TreeSpeculation([a, b])"
     )
