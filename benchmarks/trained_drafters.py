@@ -2,7 +2,8 @@
 
 Chains of 4 and best-first trees of 8 and 16 nodes at temperatures 0 and 1, whole calls with SmolLM2-135M-Instruct.
 Tokens per pass do not depend on the machine; milliseconds do, and on its load: `benchmarks.peers` measures speeds.
-Prompts are HumanEval's and GSM8K's, or those that `treespec adapt` holds out of a file.
+Prompts are HumanEval's and GSM8K's, or those that `treespec adapt` holds out of a file. Drafters may be measured one by
+one: what the output file has of the same prompts stays.
 
     python -m benchmarks.trained_drafters head=shipped mtp=runs/mtp/drafter
     python -m benchmarks.trained_drafters head=shipped adapted=adapted/drafter --adapted-to sql.jsonl
@@ -10,6 +11,7 @@ Prompts are HumanEval's and GSM8K's, or those that `treespec adapt` holds out of
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,15 @@ import torch
 from rich.progress import track
 
 from benchmarks.common.prompts import Prompt, encode, held_out
-from benchmarks.common.settings import RESULTS, markdown_table, parser, settings, settings_lines, write_json
+from benchmarks.common.settings import (
+    RESULTS,
+    load_average,
+    markdown_table,
+    parser,
+    settings,
+    settings_lines,
+    write_json,
+)
 from treespec import BestFirst, Chain, TreeSpeculation, load_drafter, shipped_head
 from treespec.cpu import prepack_linears
 from treespec.hf.loading import smollm2
@@ -72,7 +82,7 @@ def report(data: dict[str, Any]) -> str:
         cells = [found[temperature][shape] for temperature, shape in columns]
         rows.append([name, *(f"{cell['tokens'] / cell['passes']:.2f}" for cell in cells)])
     table = markdown_table(["tokens per pass", *(f"{shape}, {temperature}" for temperature, shape in columns)], rows)
-    count = f"{data['num_prompts']} held-out prompts, {data['new_tokens']} tokens each at most.\n"
+    count = f"{len(data['prompts'])} held-out prompts, {data['new_tokens']} tokens each at most.\n"
     return f"# Trained drafters side by side\n\n{count}\n{table}\n{settings_lines(data)}"
 
 
@@ -91,12 +101,14 @@ def main() -> None:
     if args.adapted_to is not None:
         texts = split_prompts(read_prompts(args.adapted_to))[0][: args.prompts]
         prompts = [Prompt(f"held out {number}", text) for number, text in enumerate(texts)]
-    found = {}
+    chosen = {"seed": args.seed, "prompts": [prompt.name for prompt in prompts], "new_tokens": args.new_tokens}
+    known = json.loads(args.output.read_text()) if args.output.is_file() else {}
+    found = known["drafters"] if {name: known.get(name) for name in chosen} == chosen else {}
     for given in track(args.drafters):
         name, _, folder = given.partition("=")
         torch.manual_seed(args.seed)
         found[name] = measure(model, tokenizer, load(folder, model), prompts, args.new_tokens)
-    data = settings(seed=args.seed, num_prompts=len(prompts), new_tokens=args.new_tokens, drafters=found)
+    data = settings(**chosen, load_average_after=load_average(), drafters=found)
     write_json(args.output, data)
     args.output.with_suffix(".md").write_text(report(data))
     print(report(data))

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class Adapted:
 
     def __str__(self) -> str:
         rows = [
-            [name, f"{old:.3f}", f"{self.after[name]:.3f}", f"{self.after[name] / old - 1:+.1%}"]
+            [name, f"{old:.3f}", f"{self.after[name]:.3f}", f"{self.after[name] / old - 1:+.1%}" if old else ""]
             for name, old in self.before.items()
         ]
         table = markdown_table(["on held-out prompts", "before", "after", "gain"], rows)
@@ -114,17 +115,9 @@ def adapt(
     own = replace(_config(model, head, config or adaptation()), max_length=max_length)
     held_out, others = split_prompts(prompts)
     _check_room(tokenizer, prompts, max_length)
-
-    def write(name: str, part: Sequence[str], count: int, temperatures: Sequence[float]) -> Texts:
-        # A multiple of the temperatures: the answers to a prompt take turns.
-        size = BATCH // len(temperatures) * len(temperatures)
-        writing = Writing(temperatures=tuple(temperatures), max_length=max_length, batch_size=size)
-        repeated = [prompt for prompt in part for _ in range(count)]
-        options: dict[str, Any] = {"writing": writing, "on_tokens": on_written}
-        with _packed(model, size):
-            return write_texts(model, tokenizer, None, folder / name, prompts=repeated, **options)
-
-    known, texts = write("held-out", held_out, 2, (0.0, 1.0)), write("texts", others, answers, Writing.temperatures)
+    write = partial(_answer, model, tokenizer, max_length=max_length, on_tokens=on_written)
+    known = write(held_out, 2, folder / "held-out", temperatures=(0.0, 1.0))
+    texts = write(others, answers, folder / "texts", temperatures=Writing.temperatures)
     best = _Best(folder, on_evaluation)
     callbacks: dict[str, Any] = {"on_tokens": on_tokens, "on_step": on_step, "on_evaluation": best.see}
     train(model, texts, folder / "run", own, held_out=known, name=_name(model), **callbacks)
@@ -135,6 +128,25 @@ def adaptation(**settings: Any) -> TrainingConfig:
     """The settings of `adapt`, or ten minutes; see `TrainingConfig`."""
     length: dict[str, Any] = {} if settings.keys() & {"minutes", "num_steps"} else {"minutes": 10.0}
     return TrainingConfig(**SETTINGS | length | settings)
+
+
+def _answer(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    count: int,
+    folder: Path,
+    *,
+    temperatures: tuple[float, ...],
+    max_length: int,
+    on_tokens: Callable[[int], object],
+) -> Texts:
+    """`count` answers to every prompt, at the temperatures by turns."""
+    size = BATCH // len(temperatures) * len(temperatures)  # Every batch begins with the first temperature.
+    writing = Writing(temperatures=temperatures, max_length=max_length, batch_size=size)
+    repeated = [prompt for prompt in prompts for _ in range(count)]
+    with _packed(model, size):
+        return write_texts(model, tokenizer, None, folder, prompts=repeated, writing=writing, on_tokens=on_tokens)
 
 
 def _packed(model: PreTrainedModel, batch_size: int) -> AbstractContextManager[object]:

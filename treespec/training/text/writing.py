@@ -49,10 +49,7 @@ def write_texts(
             end-of-text token.
         CheckpointError: the folder's text is damaged, or was written with other settings or by another model.
     """
-    if num_tokens is None and not prompts:
-        raise ConfigError("there is no prompt to answer: give prompts, or num_tokens")
-    if num_tokens is not None:
-        check_count("num_tokens", num_tokens)
+    check_count("num_tokens", len(prompts) if num_tokens is None else num_tokens)
     writing, folder, scorer = writing or Writing(), Path(folder), make_scorer(model)
     ends, turns = end_tokens(model, tokenizer), chat_turns(tokenizer)
     if scorer.max_positions is not None and writing.max_length > scorer.max_positions + 1:
