@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from treespec.commands.console import CONSOLE, progress_bar, say
+from treespec.commands.console import CONSOLE, command_line, progress_bar, say
 from treespec.commands.models import device_of, load_target
 from treespec.commands.options import DeviceOption, TargetArgument, ThreadsOption, use_threads
 from treespec.commands.train import training_callbacks
@@ -38,6 +38,7 @@ def run(
     ] = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    name: Annotated[str | None, typer.Option(help="The model's name in the files; default: as given.")] = None,
 ) -> None:
     """Train a head or an MTP layer on the model's answers to your prompts, and measure the gain on held-out ones.
 
@@ -52,7 +53,8 @@ def run(
         written = progress.add_task("tokens written", total=None)
         callbacks = training_callbacks(progress, None)
         callbacks["on_written"] = partial(progress.advance, written)
-        sizes: dict[str, Any] = {"head": head, "config": config, "answers": answers, "max_length": max_length}
-        found = adapt(target, tokenizer, texts, out, **sizes, **callbacks)
+        options: dict[str, Any] = {"head": head, "config": config, "answers": answers, "max_length": max_length}
+        about = {"name": name or model, "command": command_line()}
+        found = adapt(target, tokenizer, texts, out, **options, **about, **callbacks)
     CONSOLE.print(str(found), soft_wrap=True)
     say(f"{found.folder}: {'adapted' if found.is_better else 'unchanged'}, for load_drafter and --drafter")

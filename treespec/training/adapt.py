@@ -82,6 +82,8 @@ def adapt(
     config: TrainingConfig | None = None,
     answers: int = 3,
     max_length: int = 512,
+    name: str | None = None,
+    command: str | None = None,
     on_written: Callable[[int], object] = lambda _: None,
     on_tokens: Callable[[int], object] = lambda _: None,
     on_step: Callable[[Run], object] = lambda _: None,
@@ -101,6 +103,7 @@ def adapt(
         config: of the training; its kind, sizes and `start` are replaced by the head's. Default: ten minutes.
         answers: to every prompt.
         max_length: of prompt and answer together, in tokens.
+        name, command: see `train`.
         on_written: called with numbers of tokens that the target wrote.
         on_tokens, on_step, on_evaluation: see `train`.
 
@@ -119,8 +122,9 @@ def adapt(
     known = write(held_out, 2, folder / "held-out", temperatures=(0.0, 1.0))
     texts = write(others, answers, folder / "texts", temperatures=Writing.temperatures)
     best = _Best(folder, on_evaluation)
+    about: dict[str, Any] = {"name": name, "command": command}
     callbacks: dict[str, Any] = {"on_tokens": on_tokens, "on_step": on_step, "on_evaluation": best.see}
-    train(model, texts, folder / "run", own, held_out=known, name=_name(model), **callbacks)
+    train(model, texts, folder / "run", own, held_out=known, **about, **callbacks)
     return best.result
 
 
@@ -155,10 +159,6 @@ def _packed(model: PreTrainedModel, batch_size: int) -> AbstractContextManager[o
         return prepack_linears(model, batch_size)
     except TreespecError:  # On another device, or packed before.
         return nullcontext()
-
-
-def _name(model: PreTrainedModel) -> str | None:
-    return Path(str(model.config.name_or_path)).name or None
 
 
 def _config(model: PreTrainedModel, head: str | Path | None, config: TrainingConfig) -> TrainingConfig:
