@@ -2,6 +2,7 @@
 
 import ast
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,18 @@ def target():
     return tiny_llama()
 
 
+@pytest.fixture(scope="module")
+def expected(target):
+    """Texts under torch's own defaults, by drafter and tree."""
+
+    @cache
+    def of(drafter, tree):
+        make = drafters(target)[drafter]
+        return [outputs(target, make, TREES[tree], options) for options in OPTIONS.values()]
+
+    return of
+
+
 @pytest.mark.parametrize("setting", ["meta", torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("drafter", "tree"),
@@ -134,12 +147,11 @@ def target():
         ("merge", "best"),
     ],
 )
-def test_generation_is_the_same_under_other_defaults(target, setting, drafter, tree):
+def test_generation_is_the_same_under_other_defaults(target, expected, setting, drafter, tree):
     make = drafters(target)[drafter]
-    for options in OPTIONS.values():
-        expected = outputs(target, make, TREES[tree], options)
+    for options, texts in zip(OPTIONS.values(), expected(drafter, tree), strict=True):
         with default(setting):
-            assert outputs(target, make, TREES[tree], options) == expected
+            assert outputs(target, make, TREES[tree], options) == texts
 
 
 @pytest.mark.parametrize("form", ["dense", "walk"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import mtp_files
-from helpers.tiny import tiny_llama
+from helpers.tiny import noisy_copy, tiny_llama
 from helpers.wrong_heads import EAGLE, write
 from transformers import LlamaForCausalLM
 
@@ -28,6 +28,12 @@ def model(tmp_path):
     folder = tmp_path / "some-model"
     tiny_llama(num_layers=8).save_pretrained(folder)
     return LlamaForCausalLM.from_pretrained(folder).eval()
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch):
+    """Nothing is compiled meanwhile, which takes a core half a minute."""
+    monkeypatch.setattr(kernels, "load_library", lambda folder, is_background: None)
 
 
 @pytest.fixture
@@ -198,6 +204,14 @@ def test_weights_that_change_in_place_are_followed(model, way):
     assert model.generate(PROMPT, **options, custom_generate=speculation).equal(plain)
     speculation.restore()
     assert model.generate(PROMPT, **options).equal(plain)
+
+
+def test_one_compiler_runs_however_many_models_wait(model, uncompiled):
+    waiting = [treespec.speed_up(noisy_copy(model)) for _ in range(3)]
+    assert sum(thread.name == kernels.COMPILER for thread in threading.enumerate()) == 1
+    uncompiled.set()
+    for speculation in waiting:
+        speculation.restore()
 
 
 def test_calls_do_not_wait_for_a_compiler(model, uncompiled):

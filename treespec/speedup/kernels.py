@@ -23,6 +23,8 @@ from treespec.errors import TreespecError
 MEMORY = Path("/proc/meminfo")
 MOST_MEMORY = 0.5
 """The share of the free memory that packed weights may take."""
+COMPILER = "treespec compiles kernels"
+"""The name of a thread."""
 
 
 class Kernels:
@@ -49,8 +51,7 @@ class Kernels:
             self._apply()
         else:
             self.state = "PyTorch's until faster ones are compiled, which happens meanwhile"
-            self._compiling = threading.Thread(target=_compile, daemon=True)
-            self._compiling.start()
+            self._compiling = _compiler()
 
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_compiling": None}
@@ -78,6 +79,16 @@ class Kernels:
         for head in self._heads:
             with suppress(TreespecError):  # Without a compiler it runs as it is.
                 optimize(head, dtype=torch.int8 if next(head.parameters()).dtype == torch.float32 else None)
+
+
+def _compiler() -> threading.Thread:
+    """The thread that compiles the kernels: one, however many models wait for them."""
+    running = [thread for thread in threading.enumerate() if thread.name == COMPILER]
+    if running:
+        return running[0]
+    thread = threading.Thread(target=_compile, name=COMPILER, daemon=True)
+    thread.start()
+    return thread
 
 
 def _compile() -> None:
