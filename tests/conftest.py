@@ -27,7 +27,9 @@ os.environ["XDG_CACHE_HOME"] = _cache.name  # Removed when the process ends; sub
 
 @pytest.fixture(autouse=True)
 def nothing_said_before(monkeypatch):
-    """A warning that comes once per process comes in every test: no test depends on those that ran before it."""
+    """A warning that comes once per process comes in every test, and shapes are checked: no test depends on those that
+    ran before it."""
+    shape_checks.num_calls.clear()
     # Not imported here: the tests of treespec.vllm need no transformers.
     if capability := sys.modules.get("treespec.hf.models.capability"):
         monkeypatch.setattr(capability, "_said", set())

@@ -218,11 +218,7 @@ class Run:
         """The first rank's trees, where several processes run the target."""
         own = trees.tokens.tolist(), trees.parents.tolist()
         first = self.ranks.agree("trees", own)
-        return (
-            trees
-            if own == first
-            else TreeBatch(torch.tensor(first[0], device="cpu"), torch.tensor(first[1], device="cpu"))
-        )
+        return trees if own == first else TreeBatch(*(torch.tensor(rows, device="cpu") for rows in first))
 
     def _room(self, index: int) -> int:
         history = self.history

@@ -6,6 +6,10 @@ import pytest
 from treespec.policies.control.pass_times import NUM_PLAIN, DraftTimes, PassTimes, TimeRegression
 
 
+def ms(times, num_tokens):
+    return float(times.predict(np.array([num_tokens]))[0])
+
+
 def observed(coefficients, count):
     regression, rng = TimeRegression((1.0, 2.0), (20.0, 20.0)), np.random.default_rng(0)
     for _ in range(count):
@@ -35,27 +39,27 @@ def test_times_of_a_server_are_learned_where_nothing_was_measured(coefficients):
 def test_a_pass_takes_longer_where_the_context_is_long():
     """One call after another; a curve keeps its shape, and longer texts than the last one's take no less."""
     times = PassTimes({1: 30.0, 16: 45.0})
-    for context, ms in ((100, 37.0), (3000, 74.0)) * 4:
+    for context, took in ((100, 37.0), (3000, 74.0)) * 4:
         for _ in range(30):
-            times.update(8, 1, context, ms)
-        assert times.predict(np.array([8]), 1, context)[0] == pytest.approx(ms, rel=0.05)
+            times.update(8, 1, context, took)
+        assert times.predict(np.array([8]), 1, context)[0] == pytest.approx(took, rel=0.05)
     short, middle, long = (times.predict(np.array([8]), 1, context)[0] for context in (100, 1500, 3000))
     assert short < middle < long
 
 
 def test_what_slows_the_machine_changes_milliseconds_and_no_ratio():
     times = PassTimes({1: 30.0, 16: 45.0})
-    before = times(16) / times(1)
+    before = ms(times, 16) / ms(times, 1)
     for number in range(40):
         times.update(16 if number % 2 else 1, 1, 100, 3 * (45.0 if number % 2 else 30.0))
-    assert times(1) == pytest.approx(90.0, rel=0.05)
-    assert times(16) / times(1) == pytest.approx(before, rel=0.02)
+    assert ms(times, 1) == pytest.approx(90.0, rel=0.05)
+    assert ms(times, 16) / ms(times, 1) == pytest.approx(before, rel=0.02)
 
 
 def test_a_curve_goes_on_along_its_last_slope_and_never_falls():
     times = PassTimes({1: 30.0, 4: 50.0, 16: 46.0, 32: 62.0})
-    assert [times(n) for n in (1, 4, 16, 32, 64)] == pytest.approx([30.0, 46.0, 46.0, 62.0, 94.0])
-    assert PassTimes({1: 10.0})(64) == pytest.approx(22.6)
+    assert [ms(times, n) for n in (1, 4, 16, 32, 64)] == pytest.approx([30.0, 46.0, 46.0, 62.0, 94.0])
+    assert ms(PassTimes({1: 10.0}), 64) == pytest.approx(22.6)
 
 
 def test_plain_steps_of_several_rows_are_known_once_they_were_timed():

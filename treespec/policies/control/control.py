@@ -31,12 +31,15 @@ LEAST_GAIN, CLEAR_GAIN = 1.03, 1.1
 """A draft must be predicted to be this many times as fast as plain decoding; the latter after drafts that did not pay,
 as a drafter that is right too seldom is soon predicted close to plain, and in batches, whose rows end at different
 steps."""
+FEW_TOKENS = 32
+"""Tokens of every row of a batch for which rows are not known to differ."""
 CLOSE_GAIN = 1.5
 """Where the best draft of a batch is predicted to gain less, plain steps are timed first."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
 READING_SHARE = 0.03
-"""What must be read to try a drafter again takes at most this share of the plain steps' time."""
+"""What must be read to try a drafter again takes at most this share of the plain steps' time; in a batch also what must
+be read to try it at all, of all steps that are to come."""
 FIRST_TREES, EXPLORED_EVERY = 4, 16
 """The first drafts, and later one in this many, are trees of any depth: a chain says nothing of trees."""
 EXPLORED_SHARE = 0.5
@@ -45,8 +48,6 @@ NEXT_LEVEL_SHARE = 0.7
 """A level is expected to gain this share of what the last one gained."""
 VALUE_SHARE = 0.5
 """Nodes are drafted down to this share of the value that is worth their time: values are corrected afterwards."""
-CUT_MS = 0.1
-"""What it takes to cut a tree."""
 
 Rates = tuple[Float[np.ndarray, "C"], Float[np.ndarray, "C"], Float[np.ndarray, "C"]]
 """Tokens per row and millisecond, milliseconds of a step, and those of its draft, by candidate."""
@@ -65,10 +66,10 @@ class _Learned:
 
     def __init__(self, candidates: Candidates, pass_ms: Mapping[int, float] | None, draft_share: float) -> None:
         self.candidates, self.acceptance = candidates, Acceptance(candidates)
-        self.passes, self.drafts = PassTimes(pass_ms), DraftTimes(draft_share)
+        self.passes = PassTimes(pass_ms)
+        self.drafts = DraftTimes(draft_share, draft_share * self.passes.slope)
         self.wait, self.num_plain, self.num_drafts = FIRST_WAIT, 0, 0
-        self.break_even = 0.0
-        """Accepted tokens per row that the last draft needed to pay."""
+        self.break_even = 0.0  # Accepted tokens per row that the last draft needed to pay.
 
 
 class Control(ShowsOptions, StepControl):
@@ -133,6 +134,7 @@ class Control(ShowsOptions, StepControl):
             found[key] = _Learned(candidates, self.pass_ms, call.draft_share)
         self._learned = found[key]
         self._trees: Sequence[DraftedTree] = ()
+        self._emitted = np.zeros(0)  # By the rows of a batch in steps that drafted, since the last one left.
         self._num_rows = self._context = 1
         self._num_unread: int | None = None  # Tokens of a row that the drafter has not read; all at first.
         self.current: TreePolicy = self._learned.candidates.policies[-1] or BestFirst(1)
@@ -156,7 +158,7 @@ class Control(ShowsOptions, StepControl):
         rates, times, draft_ms = self._predict(reading_ms / max(min(room, MOST_AHEAD), 1))
         number, is_exploring, reason = PLAIN, False, "no room for a draft"
         if room:
-            number, is_exploring, reason = self._decide(rates, times, reading_ms)
+            number, is_exploring, reason = self._decide(rates, times, reading_ms, room)
         self._number, self._rate, self._draft_ms = number, float(rates[number]), float(draft_ms[number])
         self.tokens_per_ms = self._rate if self._is_timed and self._call.is_alone and not is_exploring else 0.0
         names, policy = learned.candidates.names, learned.candidates.policies[number]
@@ -173,17 +175,24 @@ class Control(ShowsOptions, StepControl):
         """`ms_per_token`: what the drafter must read first, spread over the tokens that a row may still emit."""
         learned, num_rows = self._learned, self._num_rows
         accepted, nodes, num_passes = learned.acceptance.expected
+        accepted = np.maximum((1 + accepted) * self._slowest() - 1, 0.0)
         draft = learned.drafts.predict(num_passes, num_rows * learned.candidates.num_nodes)
         draft_ms = learned.passes.unit_ms * draft + ms_per_token * (1 + accepted)
         draft_ms[PLAIN] = 0.0
         step_ms = draft_ms + self._pass_ms(1 + nodes)
         return (1 + accepted) / step_ms, step_ms, draft_ms
 
+    def _slowest(self) -> float:
+        """What drafts bring the slowest row, for which padded batches wait, as a share of the mean row."""
+        if self._call.is_flat or len(self._emitted) != self._num_rows:
+            return 1.0
+        return float((FEW_TOKENS + self._emitted.min()) / (FEW_TOKENS + self._emitted.mean()))
+
     def _pass_ms(self, nodes_per_row: Num[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
         return self._learned.passes.predict(self._num_rows * nodes_per_row, self._num_rows, self._context)
 
     def _decide(
-        self, rates: Float[np.ndarray, "C"], times: Float[np.ndarray, "C"], reading_ms: float
+        self, rates: Float[np.ndarray, "C"], times: Float[np.ndarray, "C"], reading_ms: float, room: int
     ) -> tuple[int, bool, str]:
         """The number of the candidate to take, whether it is taken to explore, and the reason."""
         learned, drafting = self._learned, rates.copy()
@@ -200,15 +209,17 @@ class Control(ShowsOptions, StepControl):
         gain = drafting[best] / rates[PLAIN]
         if self._is_timed and gain < CLOSE_GAIN and not learned.passes.is_plain_known(self._num_rows):
             return PLAIN, False, f"the best draft is {gain:.2f} times plain, whose time is measured first"
+        reading_steps = reading_ms / (READING_SHARE * times[PLAIN])
+        is_tried = self._num_rows == 1 or learned.num_drafts > 0 or reading_steps <= room
         learned.break_even = times[best] / times[PLAIN] - 1
-        if gain >= (LEAST_GAIN if learned.wait == FIRST_WAIT and self._num_rows == 1 else CLEAR_GAIN):
+        if is_tried and gain >= (LEAST_GAIN if learned.wait == FIRST_WAIT and self._num_rows == 1 else CLEAR_GAIN):
             learned.num_plain, learned.num_drafts = 0, learned.num_drafts + 1
             trees, is_exploring = learned.candidates.by_depth.get(ANY_DEPTH), learned.num_drafts % EXPLORED_EVERY == 0
             if (learned.num_drafts <= FIRST_TREES or is_exploring) and trees and drafting[trees].any():
                 tree = trees.start + int(drafting[trees].argmax())
                 return tree, is_exploring, "a tree in any case: it shows chains too"
             return best, False, f"{gain:.2f} times plain"
-        if learned.num_plain >= max(learned.wait, reading_ms / (READING_SHARE * times[PLAIN])):
+        if learned.num_plain >= max(learned.wait, reading_steps):
             learned.num_plain, learned.wait = 0, min(2 * learned.wait, LONGEST_WAIT)
             return best, False, "probed again after plain steps"
         learned.num_plain += 1
@@ -256,8 +267,7 @@ class Control(ShowsOptions, StepControl):
         if self.max_latency_ms is not None:
             profits[1:][ms[1 : len(profits)] + self._draft_ms > self.max_latency_ms] = -np.inf
         best = int(profits.argmax())
-        is_worth_it = profits[best] - profits[-1] > self._rate * CUT_MS
-        return [min(size, best) for size in sizes] if is_worth_it else sizes
+        return [min(size, best) for size in sizes]
 
     def learn(self, step: VerifiedStep, draft_ms: float, other_ms: float | None) -> None:
         """See `StepControl`."""
@@ -267,7 +277,9 @@ class Control(ShowsOptions, StepControl):
             # A server's requests may have left since they were drafted for.
             verified = learned.acceptance.read(step.trees) if self._call.is_flat else trees
             learned.acceptance.update(verified, num_nodes, step.emitted)
-            if learned.wait > FIRST_WAIT and sum(map(len, step.emitted)) / num_rows - 1 > learned.break_even:
+            emitted = np.array([len(tokens) for tokens in step.emitted], float)
+            self._emitted = emitted + (self._emitted if len(self._emitted) == num_rows else 0.0)
+            if learned.wait > FIRST_WAIT and emitted.mean() * self._slowest() - 1 > learned.break_even:
                 learned.num_plain = learned.wait = FIRST_WAIT  # One draft that pays is followed by another.
         if not self._is_timed:
             return

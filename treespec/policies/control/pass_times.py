@@ -84,6 +84,7 @@ class PassTimes:
 
     Attributes:
         unit_ms: milliseconds of a pass over one token; no time at all before one was measured (`is_scaled`).
+        slope: what one of many tokens takes, in passes over one token.
     """
 
     def __init__(self, pass_ms: Mapping[int, float] | None = None) -> None:
@@ -96,17 +97,13 @@ class PassTimes:
         ms = np.minimum.accumulate(ms[::-1])[::-1]
         self.unit_ms = float(np.interp(1, self._tokens, ms))
         self._more = ms / self.unit_ms - 1
-        self._slope = (self._more[-1] - self._more[-2]) / (self._tokens[-1] - self._tokens[-2])
+        self.slope = (self._more[-1] - self._more[-2]) / (self._tokens[-1] - self._tokens[-2])
         units = (0.3, 0.6, 0.3, 1.0) if pass_ms else (10.0, 200.0, 10.0, 3.0)
         self._regression = TimeRegression((1.0, 1.0, 0.0, 0.0), units)
         # The first steps of a process are slow: two are outvoted. Where nothing was measured the first one says it all.
         self._latest = deque([self.unit_ms] * 2, maxlen=UNIT_STEPS) if pass_ms else None
         self.is_scaled, self._most_error = bool(pass_ms), MEASURED_ERROR if pass_ms else MOST_ERROR
         self._num_plain = Counter[int]()
-
-    def __call__(self, num_tokens: float) -> float:
-        """Milliseconds of a pass of one row."""
-        return float(self.predict(np.array([num_tokens]))[0])
 
     def predict(self, num_tokens: Num[np.ndarray, "t"], num_rows: int = 1, context: int = 0) -> Float[np.ndarray, "t"]:
         """Milliseconds of steps with these numbers of tokens, of all rows; beyond those measured along the last slope.
@@ -135,7 +132,7 @@ class PassTimes:
         return num_rows == 1 or self._num_plain[num_rows.bit_length()] >= NUM_PLAIN
 
     def _more_of(self, tokens: Num[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
-        beyond = self._slope * np.maximum(tokens - self._tokens[-1], 0.0)
+        beyond = self.slope * np.maximum(tokens - self._tokens[-1], 0.0)
         return np.interp(tokens, self._tokens, self._more) + beyond
 
 
@@ -144,14 +141,15 @@ class DraftTimes:
 
     Args:
         pass_share: what a draft pass is expected to take before anything was observed; 0: drafting takes no passes.
+        token_share: what reading a token is expected to take.
     """
 
-    def __init__(self, pass_share: float = 0.0) -> None:
+    def __init__(self, pass_share: float = 0.0, token_share: float = 0.0) -> None:
         units = 1.0, 6 * pass_share if pass_share > 0 else 0.002, 0.03
         self._regression = TimeRegression((0.01, pass_share, 0.0005), units)
         self._latest = deque[tuple[tuple[float, ...], float]](maxlen=3)
-        self._reading = deque([0.0, 0.0], maxlen=3)
-        """By token; none at first: some drafters read while the target reads the prompt, and lookups in no time."""
+        # By token. Lookups read in no time, and some drafters while the target reads the prompt.
+        self._reading = deque([token_share] * 2, maxlen=3)
 
     @property
     def pass_share(self) -> float:
