@@ -143,7 +143,6 @@ def read_mtp(folder: Path, num_hidden_layers: int) -> tuple[Layout, list[MtpTens
     return layout, layers
 
 
-<<<<<<< HEAD
 def read_draft_vocab(folder: Path, vocab_size: int) -> list[int] | None:
     """The ids below `vocab_size` in `DRAFT_VOCAB`, None without that file. Raises `CheckpointError`: anything else."""
     file = folder / DRAFT_VOCAB
@@ -157,12 +156,12 @@ def read_draft_vocab(folder: Path, vocab_size: int) -> list[int] | None:
     if not is_sound or not ids or len(set(ids)) < len(ids):
         raise CheckpointError(f"{file} must be a list of different token ids below {vocab_size}")
     return ids
-=======
+
+
 def is_speculators_mtp(folder: Path) -> bool:
     """Whether the files are MTP layers that the speculators library wrote."""
     config = folder / "config.json"
     return config.is_file() and read_config(config).get("speculators_model_type") == "mtp"
->>>>>>> formats
 
 
 def _plain(name: str) -> str:
