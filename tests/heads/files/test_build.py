@@ -59,6 +59,18 @@ def test_from_config_takes_a_head(tmp_path, target, method):
         from_config(config | {"method": other}, target=target)
 
 
+@pytest.mark.parametrize(("method", "name"), [("eagle3", "peagle"), ("dflash", "dflash2")])
+def test_vllms_methods_take_kinds_that_vllm_runs_by_them(tmp_path, target, method, name):
+    write(tmp_path, METHODS[name])
+    config = {"method": method, "model": str(tmp_path), "num_speculative_tokens": 3}
+    drafters = [from_config(config, target=target).drafter]
+    if method == "eagle3":
+        drafters.append(from_config(config | {"parallel_drafting": True}, target=target).drafter)
+        with pytest.raises(ConfigError, match=r"parallel_drafting must be True for .*, got False"):
+            from_config(config | {"parallel_drafting": False}, target=target)
+    assert all(drafter.head.config.algorithm == name for drafter in drafters)
+
+
 @every_method
 def test_heads_take_the_targets_dtype_and_leave_random_states_alone(tmp_path, method):
     half = tiny_llama(num_layers=8).to(torch.bfloat16)
