@@ -30,7 +30,7 @@ def test_a_wrong_checkpoint_says_what_is_wrong(tmp_path, target, made, spoil, me
 def test_a_head_of_another_model_is_refused(tmp_path, target, method):
     made = METHODS[method]
     write(tmp_path, made)
-    with pytest.raises(CheckpointError, match=r"vocabulary of size 64, LlamaForCausalLM has 72.*another model"):
+    with pytest.raises(CheckpointError, match=r"vocabulary of size 64, LlamaForCausalLM has 72.*another model$"):
         load_drafter(tmp_path, tiny_llama(72, num_layers=8))
     with pytest.raises(CheckpointError, match=r"the target's, \[64, 32\]; got \[64, 48\]: it is the head of another"):
         load_drafter(tmp_path, tiny_llama(hidden_size=48))
@@ -40,6 +40,12 @@ def test_a_head_of_another_model_is_refused(tmp_path, target, method):
         load_drafter(tmp_path, "target")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="give hidden_layers="):
         load_drafter(tmp_path, target, hidden_layers=range(len(made["hidden_layers"]) + 1))
+
+
+def test_an_expanded_vocabulary_is_named(tmp_path):
+    write(tmp_path, METHODS["eagle3"])
+    with pytest.raises(CheckpointError, match=r"size 64, LlamaForCausalLM has 60.*its vocabulary was expanded"):
+        load_drafter(tmp_path, tiny_llama(60, num_layers=8))
 
 
 @every_method
