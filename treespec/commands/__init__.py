@@ -11,7 +11,7 @@ try:
 except ImportError as error:
     raise SystemExit("treespec's commands need typer and rich: pip install 'treespec[cli]'") from error
 
-from treespec.commands import ablate, bench, chat, check, explain, generate, serve, trace, train, tune, writing
+from treespec.commands import ablate, adapt, bench, chat, check, explain, generate, serve, trace, train, tune, writing
 from treespec.commands.console import say, warn
 from treespec.errors import TreespecError, TreespecWarning
 
@@ -21,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for module in (generate, chat, serve, bench, tune, ablate, check, explain):
+for module in (generate, chat, serve, bench, tune, ablate, check, explain, adapt):
     app.command(module.__name__.rpartition(".")[2], epilog=module.EXAMPLES)(module.run)
 for command in (writing.warm_up, writing.write):
     app.command(epilog=writing.EXAMPLES)(command)

@@ -52,7 +52,7 @@ def train(
     tokenizer = load_tokenizer(model) if config.kind == "draft_model" else None
     about = {"name": name or model, "command": command_line()}
     with progress_bar() as progress:
-        callbacks = _callbacks(progress, int(written.lengths.clamp(max=config.max_length).sum()))
+        callbacks = training_callbacks(progress, int(written.lengths.clamp(max=config.max_length).sum()))
         result = run_training(target, written, out, config, features=features, **about, **callbacks)
     if tokenizer is not None:
         tokenizer.save_pretrained(result.folder)
@@ -76,7 +76,7 @@ def export(
     export_head(head, load_target(model), out, file_dtype, whole, markov_rank)
 
 
-def _callbacks(progress: Progress, num_tokens: int) -> dict[str, Any]:
+def training_callbacks(progress: Progress, num_tokens: int | None) -> dict[str, Any]:
     """The callbacks of `train`: tokens whose features are read, then the share of the run that is done."""
     reading = progress.add_task("features read", total=num_tokens)
     training = progress.add_task("training", total=NUM_MARKS, visible=False)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 from transformers import PreTrainedModel
@@ -18,7 +16,7 @@ from treespec.errors import TreespecError
 from treespec.heads.files.checkpoint import PICKLES
 from treespec.heads.files.fitting import shipped_head
 from treespec.hf.loading.heads import load_drafter
-from treespec.hf.loading.mtp import load_mtp, num_mtp_layers
+from treespec.hf.loading.mtp import MTP, load_mtp, num_mtp_layers
 from treespec.hf.loading.smollm2 import NAME as SHIPPED
 from treespec.protocols import Drafter
 
@@ -47,9 +45,9 @@ class Found:
 def find_drafters(model: PreTrainedModel, is_download_allowed: bool) -> Found:
     """One trained drafter, if there is one, and lookups, which cost next to nothing."""
     found, name = Found(), str(model.config.name_or_path)
-    for what, load in _trained(model, name, is_download_allowed, found.missing):
+    for what, source in trained_drafters(model, is_download_allowed, found.missing):
         try:
-            found.drafters.append(load())
+            found.drafters.append(load_mtp(model) if source == MTP else load_drafter(source, model))
         except TreespecError as error:
             found.missing[what] = str(error)
         else:
@@ -65,26 +63,27 @@ def find_drafters(model: PreTrainedModel, is_download_allowed: bool) -> Found:
     return found
 
 
-def _trained(
-    model: PreTrainedModel, name: str, is_download_allowed: bool, missing: dict[str, str]
-) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Names of trained drafters, and what loads them."""
+def trained_drafters(
+    model: PreTrainedModel, is_download_allowed: bool, missing: dict[str, str]
+) -> Iterator[tuple[str, str | Path]]:
+    """Trained drafters for people and for `load_drafter`; why others are left out is added to `missing`."""
+    name = str(model.config.name_or_path)
     for folder in _folders_next_to(Path(name)):
         if _num_bytes(folder) > MOST_SHARE * sum(weight.nbytes for weight in model.parameters()):
             missing[f"the head in {folder}"] = "too large for a head; a whole model drafts as TreeSpeculation(model)"
         else:
-            yield f"the head in {folder}", partial(load_drafter, folder, model)
-    yield MTP_LAYERS, partial(load_mtp, model)
+            yield f"the head in {folder}", folder
+    yield MTP_LAYERS, MTP
     if not num_mtp_layers(model):
         missing.pop(MTP_LAYERS, None)  # Qwen3-Next's configuration does not name those that it has.
     known = KNOWN_HEADS.get(name, [])
     for head in known:
         if is_download_allowed or isinstance(try_to_load_from_cache(head, CONFIG), str):
-            yield f"the head {head}", partial(load_drafter, head, model)
+            yield f"the head {head}", head
         else:
             missing[f"the head {head}"] = "not on this machine: speed_up(model, is_download_allowed=True) fetches it"
     if _is_shipped_for(name):
-        yield "the head that ships with treespec", lambda: load_drafter(shipped_head(SHIPPED), model)
+        yield "the head that ships with treespec", shipped_head(SHIPPED)
     elif not known:
         missing["a trained head"] = "none next to the checkpoint, and none is known: treespec train makes one"
 

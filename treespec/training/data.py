@@ -98,13 +98,14 @@ class FeatureSet:
             digest.update(f"{self.lengths[text]}:".encode() + self._texts[text].numpy().tobytes())
         return digest.hexdigest()[:16]
 
-    def split(self, num_held_out: int) -> tuple[list[int], list[int]]:
+    def split(self, num_held_out: int, num_first: int | None = None) -> tuple[list[int], list[int]]:
         """The indices of texts to train on, with a generated part, and of held-out ones; a `ConfigError` for too few.
 
-        Held out are at most a fifth of all texts, those with the smallest hashes, so that new texts change few.
+        Held out are the first `num_first`, or else `num_held_out`: at most a fifth of all texts, those with the
+        smallest hashes, so that new texts change few.
         """
         order = sorted(range(len(self._texts)), key=self._hashes.__getitem__)
-        held_out = sorted(order[: min(num_held_out, len(order) // 5)])
+        held_out = list(range(num_first or 0)) or sorted(order[: min(num_held_out, len(order) // 5)])
         if not held_out:
             raise ConfigError(f"training needs at least 5 texts, got {len(order)}")
         # The first token that a draft can predict is a text's third.

@@ -1,25 +1,18 @@
 """EAGLE-3 heads in training (Li et al. 2025, section 3.1): unrolled on their own features."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.errors import CheckpointError
-from treespec.heads.eagle3.files import eagle3_config
 from treespec.heads.eagle3.module import Eagle3Config, Eagle3Head, unroll
-from treespec.heads.files.build import plain_names
-from treespec.heads.files.checkpoint import read_checkpoint, split_fused
-from treespec.heads.files.config import ConfigReader
 from treespec.training.data import Batch
 from treespec.training.heads import HeadLearner, fresh_head, head_sizes, layer_weights
 from treespec.training.objective import Draft
 from treespec.training.options import TrainingConfig
-
-FROM_TARGET = ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")
-"""Weights that `load_files` leaves unchanged, whatever the files hold."""
 
 
 class Eagle3Learner(HeadLearner[Eagle3Head]):
@@ -35,45 +28,56 @@ class Eagle3Learner(HeadLearner[Eagle3Head]):
             drafts.append(Draft(outputs[texts, starts], texts, starts + 1))
         return drafts
 
-    @torch.no_grad()
-    def load_files(self, folder: Path) -> None:
-        """Load a head's trained weights or raise `CheckpointError`; draft vocabulary and rows stay this head's."""
-        found = read_checkpoint(folder)
-        tensors = plain_names(found.tensors)
-        layers = eagle3_config(ConfigReader(folder / "config.json", found.config), tensors).hidden_layers
-        if layers is not None and layers != self._hidden_layers:
-            own = list(self._hidden_layers)
-            raise CheckpointError(f"{folder} is of a drafter that reads {list(layers)}, where this one reads {own}")
-        trained = {name: weight for name, weight in self.head.named_parameters() if weight.requires_grad}
-        weights = split_fused(trained, self.head.config.layer)  # Views, so that copying to them changes the head.
-        given = {name: tensor for name, tensor in tensors.items() if name not in FROM_TARGET}
-        shapes, found_shapes = ({name: t.shape for name, t in own.items()} for own in (weights, given))
-        if other := sorted({name for name, _ in shapes.items() ^ found_shapes.items()}):
-            raise CheckpointError(f"{folder} is of a drafter of other sizes: {', '.join(other)}")
-        for name, weight in weights.items():
-            weight.copy_(given[name])
-
-
-def files_vocabulary(folder: Path, size: int) -> Tensor | None:
-    """The draft vocabulary of a trained head's files, int64 [size]; None for no head's files or another size.
-
-    Raises `CheckpointError`: damaged files.
-    """
-    if not (folder / "config.json").exists():
-        return None
-    offsets = plain_names(read_checkpoint(folder).tensors).get("d2t")
-    return None if offsets is None or offsets.shape != (size,) else offsets + torch.arange(size, device="cpu")
-
 
 def make_eagle3(
-    model: PreTrainedModel, target_ids: Tensor, hidden_layers: Sequence[int], config: TrainingConfig
+    model: PreTrainedModel,
+    target_ids: Tensor,
+    hidden_layers: Sequence[int],
+    config: TrainingConfig,
+    trained: Eagle3Head | None = None,
 ) -> Eagle3Learner:
-    """A fresh head with the draft vocabulary `target_ids` int64 [W]; for random weights and errors see `fresh_head`."""
+    """A fresh head with the draft vocabulary `target_ids` int64 [W], or one that begins as the `trained` one.
+
+    For random weights and errors see `fresh_head`. Raises `CheckpointError`: `trained` reads other hidden states, or
+    has other layers.
+    """
+    if trained is not None:
+        return _begin_with(trained, model, target_ids, tuple(hidden_layers), config)
     shape = Eagle3Config(**head_sizes(model, len(target_ids), hidden_layers), num_layers=config.layers)
     head = fresh_head(Eagle3Head, shape, model, target_ids, config.is_initialised)
     if config.is_initialised and (weights := layer_weights(model, config.layers)):
         _copy_first_layer(head.layers[0], weights[0])
     return Eagle3Learner(head, config.depths)
+
+
+@torch.no_grad()
+def _begin_with(
+    trained: Eagle3Head,
+    model: PreTrainedModel,
+    target_ids: Tensor,
+    hidden_layers: tuple[int, ...],
+    config: TrainingConfig,
+) -> Eagle3Learner:
+    """A learner with the weights of a trained head, whose output rows stay if the draft vocabulary does."""
+    layers = trained.config.hidden_layers
+    if layers is not None and layers != hidden_layers:
+        found = f"{config.start} is of a drafter that reads {list(layers)}"
+        raise CheckpointError(f"{found}, where this one reads {list(hidden_layers)}")
+    sizes = {"draft_vocab_size": len(target_ids), "hidden_layers": hidden_layers, "num_layers": config.layers}
+    head = fresh_head(Eagle3Head, replace(trained.config, **sizes), model, target_ids, is_initialised=False)
+    learner = Eagle3Learner(head, config.depths)
+    own, given = ({name: w for name, w in h.named_parameters() if "lm_head" not in name} for h in (head, trained))
+    shapes, found_shapes = ({name: w.shape for name, w in weights.items()} for weights in (own, given))
+    if other := sorted({name for name, _ in shapes.items() ^ found_shapes.items()}):
+        raise CheckpointError(f"{config.start} is of a drafter of other sizes: {', '.join(other)}")
+    for name, weight in own.items():
+        weight.copy_(given[name])
+    if learner.target_ids.equal(trained.target_ids.to(learner.target_ids.device)):
+        learner.has_own_rows = not head.lm_head.weight.equal(trained.lm_head.weight)
+        head.lm_head.weight.copy_(trained.lm_head.weight)
+    learner.has_own_embedding = not head.embedding.equal(trained.embedding)
+    head.embedding = trained.embedding
+    return learner
 
 
 @torch.no_grad()

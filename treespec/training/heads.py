@@ -29,7 +29,11 @@ Head = TypeVar("Head", Eagle3Head, DFlashHead)
 
 
 class HeadLearner(Learner, Generic[Head]):
-    """Everything of a `Learner` except its drafts, for a head in float32."""
+    """Everything of a `Learner` except its drafts, for a head in float32.
+
+    Attributes:
+        has_own_rows, has_own_embedding: the head's output rows and embedding are not the target's; its files hold them.
+    """
 
     def __init__(self, head: Head, num_depths: int) -> None:
         super().__init__()
@@ -38,6 +42,7 @@ class HeadLearner(Learner, Generic[Head]):
         self.target_ids = head.target_ids
         self._hidden_layers = head.config.hidden_layers or ()
         self.reads = {"hidden_layers": list(self._hidden_layers)}
+        self.has_own_rows = self.has_own_embedding = False
         head.lm_head.requires_grad_(False)  # The rows stay the target's, and are left out of the files.
 
     @property
@@ -46,7 +51,8 @@ class HeadLearner(Learner, Generic[Head]):
 
     def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
         """Write the head in the speculators format."""
-        save_head(self._complete_head(), self._hidden_layers, folder, name, has_lm_head=False, dtype=dtype)
+        own = {"has_lm_head": self.has_own_rows, "has_embedding": self.has_own_embedding}
+        save_head(self._complete_head(), self._hidden_layers, folder, name, **own, dtype=dtype)
 
     def _complete_head(self) -> Head:
         """The head with all modules that its files hold."""

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from treespec.errors import TreespecError
 from treespec.training.data import Batch, FeatureSet, Sampler
-from treespec.training.eagle3 import Eagle3Learner
 from treespec.training.evaluate import EvaluatedDrafts, Evaluation, evaluate
 from treespec.training.objective import Objective
 from treespec.training.options import TrainingConfig
-from treespec.training.state import Progress, load_state, load_weights, save_state
+from treespec.training.start import has_trained_files
+from treespec.training.state import STATE, Progress, load_state, load_weights, save_state
 
-STATE = "state.safetensors"
 WEIGHT_DECAY = 0.01
 BETAS = (0.9, 0.95)
 MAX_GRADIENT_NORM = 1.0
@@ -34,11 +33,21 @@ SEED_STRIDE = 1_000_003
 
 
 class Run:
-    """One run of training, with its state in `folder`, from which it can be resumed. For errors see `train`."""
+    """One run of training, with its state in `folder`, from which it can be resumed. For errors see `train`.
 
-    def __init__(self, objective: Objective, features: FeatureSet, config: TrainingConfig, folder: Path) -> None:
+    `num_held_out_first`: see `FeatureSet.split`.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        features: FeatureSet,
+        config: TrainingConfig,
+        folder: Path,
+        num_held_out_first: int | None = None,
+    ) -> None:
         self.objective, self._features, self._config = objective, features, config
-        self._texts, self._held_out = features.split(config.num_held_out)
+        self._texts, self._held_out = features.split(config.num_held_out, num_held_out_first)
         lengths = [features.lengths[text] for text in self._texts]
         self._sampler = Sampler(lengths, config.batch_size, config.seed)
         self._num_steps = config.num_steps or self._sampler.num_batches
@@ -53,8 +62,8 @@ class Run:
         self.progress = Progress()
         if self._path.exists():
             self.progress = load_state(self._path, objective, self._optimizer, self._settings)
-        elif config.start is not None:
-            self._begin_with(Path(config.start))
+        elif config.start is not None and not has_trained_files(config):
+            load_weights(Path(config.start) / STATE, objective, objective.learner.reads)
 
     @property
     def share_done(self) -> float:
@@ -128,15 +137,6 @@ class Run:
         if not any(line["step"] == self.progress.step and "overlap" in line for line in self.progress.log):
             self._log(found.summary())
         return found
-
-    def _begin_with(self, folder: Path) -> None:
-        """Copy the weights of another run or of a trained EAGLE-3 head's files."""
-        learner = self.objective.learner
-        has_run = (folder / STATE).exists()
-        if isinstance(learner, Eagle3Learner) and not has_run and (folder / "config.json").exists():
-            learner.load_files(folder)
-        else:
-            load_weights(folder / STATE, self.objective, learner.reads)
 
     def save(self) -> None:
         """Write the state."""

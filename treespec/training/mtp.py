@@ -1,5 +1,6 @@
 """MTP layers in training, unrolled on their own outputs, and written in Qwen's layout."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -8,8 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
+from treespec.heads.mtp.files import DRAFT_VOCAB
 from treespec.heads.mtp.module import MtpHead, unroll
-from treespec.hf.introspect import num_logits
 from treespec.hf.loading.heads import vocabulary_weights
 from treespec.hf.loading.mtp import fresh_mtp
 from treespec.training.data import Batch
@@ -55,22 +56,39 @@ class MtpLearner(Learner):
     def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
         """Write the layer in Qwen's layout, for `load_mtp(model, folder)`."""
         folder.mkdir(parents=True, exist_ok=True)
+        layer = self.head.layers[0]
+        state = layer.state_dict()
+        if layer.is_hidden_first:  # Qwen's layout has the embedding first.
+            state["projection.weight"] = state["projection.weight"].roll(state["projection.weight"].shape[0], 1)
         tensors = {
             NAMES.get(key) or key.replace("blocks.", "mtp.layers."): weight.detach().to("cpu", dtype).contiguous()
-            for key, weight in self.head.layers[0].state_dict().items()
+            for key, weight in state.items()
         }
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        (folder / DRAFT_VOCAB).write_text(json.dumps(self.target_ids.tolist()), encoding="utf-8")
 
 
 @torch.no_grad()
-def make_mtp(model: PreTrainedModel, config: TrainingConfig) -> MtpLearner:
-    """A fresh layer: the target's last one with attention over all tokens, next to its last norm and a new projection.
+def make_mtp(
+    model: PreTrainedModel, target_ids: Tensor, config: TrainingConfig, trained: MtpHead | None = None
+) -> MtpLearner:
+    """A layer that drafts the tokens `target_ids` int64 [W]: the `trained` one, or a fresh one.
 
-    With `is_initialised` the projection passes the state, else all weights are random.
+    That is the target's last layer with attention over all tokens, next to its last norm and a new projection. With
+    `is_initialised` the projection passes the state, else all weights are random.
 
     Raises `UnsupportedModelError`: the target has no such layer, or one of experts, which this layout has under other
     names.
     """
+    head = _fresh(model, config) if trained is None else trained.float()
+    output = vocabulary_weights(model)[1].detach()
+    head.target_ids = target_ids.to(output.device)
+    head.rows = None
+    rows = output[head.target_ids].float()
+    return MtpLearner(head.train(), rows, config.depths, model.config.get_text_config().num_hidden_layers)
+
+
+def _fresh(model: PreTrainedModel, config: TrainingConfig) -> MtpHead:
     weights = _last_attention(model)
     size = model.config.get_text_config().hidden_size
     projection = nn.Linear(2 * size, size, bias=False, device="cpu", dtype=torch.float32).weight.detach()
@@ -83,8 +101,7 @@ def make_mtp(model: PreTrainedModel, config: TrainingConfig) -> MtpLearner:
         for weight in head.layers.parameters():
             if weight.ndim > 1:
                 weight.normal_(std=model.config.get_text_config().initializer_range)
-    rows = vocabulary_weights(model)[1].detach().float()[: num_logits(model)]
-    return MtpLearner(head.train(), rows, config.depths, model.config.get_text_config().num_hidden_layers)
+    return head
 
 
 def _last_attention(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ KINDS = {"eagle3": (4, 1), "dflash": (7, 2), "mtp": (4, 1), "draft_model": (4, 5
 
 _HEADS_ONLY = ("draft_vocab_size", "hidden_layers", "is_initialised", "noise")
 _DFLASH_ONLY = ("markov_rank", "num_anchors", "mask_token")
-_MTP = (*_DFLASH_ONLY, "draft_vocab_size", "hidden_layers", "num_layers")
+_MTP = (*_DFLASH_ONLY, "hidden_layers", "num_layers")
 UNUSED = {"eagle3": _DFLASH_ONLY, "dflash": (), "mtp": _MTP, "draft_model": _HEADS_ONLY + _DFLASH_ONLY}
 """Settings that do nothing for a kind."""
 

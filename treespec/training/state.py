@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from treespec.data.tensor_file import open_tensors, read_tensors, write_tensors
 from treespec.errors import CheckpointError
 
+STATE = "state.safetensors"
 FORMAT = "treespec-training-1"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -10,11 +10,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError
+from treespec.heads.eagle3.module import Eagle3Head
+from treespec.heads.mtp.module import MtpHead
 from treespec.hf.introspect import input_device, num_logits, position_table_size
 from treespec.training.data import FeatureSet, check_texts
 from treespec.training.dflash import make_dflash
 from treespec.training.draft_model import make_draft_model
-from treespec.training.eagle3 import files_vocabulary, make_eagle3
+from treespec.training.eagle3 import make_eagle3
 from treespec.training.evaluate import Evaluation
 from treespec.training.features import FeatureReader
 from treespec.training.heads import usual_layers
@@ -23,8 +25,9 @@ from treespec.training.mtp import make_mtp
 from treespec.training.objective import Learner, Objective
 from treespec.training.options import TrainingConfig
 from treespec.training.report import machine, write_report
+from treespec.training.start import trained_head
 from treespec.training.state import Progress
-from treespec.training.text.texts import Texts
+from treespec.training.text.texts import Texts, join
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ def train(
     folder: str | Path,
     config: TrainingConfig | None = None,
     *,
+    held_out: Texts | None = None,
     features: str | Path | None = None,
     name: str | None = None,
     command: str | None = None,
@@ -56,6 +60,7 @@ def train(
         model: the target, in evaluation mode.
         texts: that it wrote, see `write_texts`.
         folder: for the run's state, its log, and the drafter (in `drafter/`).
+        held_out: texts to evaluate on in place of `num_held_out` of `texts`.
         features: the folder of the target's features, which runs may share; default: `features/` in `folder`.
         name: of the target, for the drafter's files.
         command: what trains, for the drafter's files.
@@ -71,7 +76,7 @@ def train(
         TreespecError: the loss is not finite; the state on disk is that of the last checkpoint before.
     """
     config, folder = config or TrainingConfig(), Path(folder)
-    run = _start(model, texts, folder, config, Path(features or folder / "features"), on_tokens)
+    run = _start(model, texts, held_out, folder, config, Path(features or folder / "features"), on_tokens)
     origin = {"model": name, "command": command, "machine": machine(input_device(model))}
     about = origin | _about(run.objective, texts, config)
 
@@ -86,6 +91,7 @@ def train(
 def _start(
     model: PreTrainedModel,
     texts: Texts,
+    held_out: Texts | None,
     folder: Path,
     config: TrainingConfig,
     cache: Path,
@@ -93,15 +99,18 @@ def _start(
 ) -> Run:
     """The run at its beginning, or where it was interrupted; features are kept in the folder `cache`."""
     device, layers = input_device(model), fused_layers(model, config)
-    check_texts(texts, num_logits(model))
+    for given in (texts, held_out or texts):
+        check_texts(given, num_logits(model))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         learner = make_learner(model, texts, layers, config)
     # A text that fills the model's positions is one token longer than what the model reads.
     max_length = min(config.max_length, position_table_size(model) or config.max_length)
     reader, max_bytes = FeatureReader(model, layers, is_mixed=config.is_mixed), config.max_cache_gb * 1e9
-    features = FeatureSet(texts, reader, cache, max_length, max_bytes, device, on_tokens)
-    return Run(Objective(learner, num_logits(model), config.depth_decay).to(device), features, config, folder)
+    every = texts if held_out is None else join([held_out, texts])
+    features = FeatureSet(every, reader, cache, max_length, max_bytes, device, on_tokens)
+    objective = Objective(learner, num_logits(model), config.depth_decay).to(device)
+    return Run(objective, features, config, folder, None if held_out is None else len(held_out.lengths))
 
 
 def _about(objective: Objective, texts: Texts, config: TrainingConfig) -> dict[str, Any]:
@@ -133,12 +142,17 @@ def make_learner(model: PreTrainedModel, texts: Texts, hidden_layers: Sequence[i
     """A fresh drafter of the kind in `config`; for errors see `train`."""
     if config.kind == "draft_model":
         return make_draft_model(model, config)
+    vocab_size, trained = num_logits(model), trained_head(model, config)
+    if trained is not None and len(trained.target_ids) == config.draft_vocab_size:
+        target_ids = trained.target_ids.cpu()
+    else:
+        target_ids = choose_vocabulary(texts.tokens, texts.top, vocab_size, config.draft_vocab_size)
     if config.kind == "mtp":
-        return make_mtp(model, config)
-    vocab_size = num_logits(model)
-    target_ids = draft_vocabulary(texts, vocab_size, config)
+        assert not isinstance(trained, Eagle3Head)
+        return make_mtp(model, target_ids, config, trained)
     if config.kind == "eagle3":
-        return make_eagle3(model, target_ids, hidden_layers, config)
+        assert not isinstance(trained, MtpHead)
+        return make_eagle3(model, target_ids, hidden_layers, config, trained)
     mask_token = config.mask_token
     if mask_token is None:  # The last of the least used ones.
         counts = texts.tokens.bincount(minlength=vocab_size)
@@ -146,15 +160,6 @@ def make_learner(model: PreTrainedModel, texts: Texts, hidden_layers: Sequence[i
     if not 0 <= mask_token < vocab_size:
         raise ConfigError(f"mask_token must be one of {vocab_size} tokens, got {mask_token}")
     return make_dflash(model, target_ids, hidden_layers, mask_token, config)
-
-
-def draft_vocabulary(texts: Texts, vocab_size: int, config: TrainingConfig) -> Tensor:
-    """That of the trained head with which a run begins, if it is of the size in `config`, or else a chosen one."""
-    size = config.draft_vocab_size
-    found = files_vocabulary(Path(config.start), size) if config.start and config.kind == "eagle3" else None
-    if found is not None and int(found.max()) < vocab_size:
-        return found
-    return choose_vocabulary(texts.tokens, texts.top, vocab_size, size)
 
 
 def choose_vocabulary(tokens: Tensor, top: Tensor, vocab_size: int, size: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Drafts of the checkpoint's own MTP layers: distributions equal a slow plain reading of the files, that equals
 transformers' own, and the output is the target's."""
 
+import shutil
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from helpers import zoo
 from helpers.doc_snippets import run_snippet
 from helpers.head_runs import Recorded, check_distributions, left_padded, run
 from helpers.mtp_files import PUBLISHED, PlainMtp, write
+from safetensors.torch import load_file, save_file
 from transformers import DynamicCache, cache_utils, modeling_layers
 
 from benchmarks.joint_distribution.cases import PLAIN, VOCAB_SIZE, WARPED
@@ -25,6 +27,7 @@ from treespec import (
     optimize,
     speed_up,
 )
+from treespec.errors import CheckpointError
 from treespec.heads import Mtp
 from treespec.heads.mtp.module import unroll
 from treespec.hf.introspect import CACHE_NAME
@@ -212,6 +215,18 @@ def test_a_part_of_the_vocabulary_is_drafted(checkpoints, draft_vocab, do_sample
     assert drafter.num_weights < load_mtp(target).num_weights
 
 
+@pytest.mark.parametrize("content", ['"all"', "[]", "[5, 5]", "[1e3]", "[100000]", "[1", "{}"])
+def test_a_damaged_draft_vocabulary_is_named(checkpoints, content, tmp_path):
+    made = checkpoints("mimo")
+    shutil.copytree(made.target.config.name_or_path, tmp_path / "copy")
+    (tmp_path / "copy" / "draft_vocab.json").write_text("[7, 5, 9]")
+    assert load_mtp(made.target, tmp_path / "copy").head.target_ids.tolist() == [7, 5, 9]
+    assert len(load_mtp(made.target, tmp_path / "copy", draft_vocab=40).head.target_ids) == 40
+    (tmp_path / "copy" / "draft_vocab.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"draft_vocab\.json"):
+        load_drafter(tmp_path / "copy", made.target)
+
+
 def test_the_layers_are_a_method_of_configurations(checkpoints):
     target = checkpoints("qwen3_5").target
     inputs = left_padded([9, 4])
@@ -227,6 +242,39 @@ def test_they_merge_with_others(checkpoints):
     inputs = left_padded([9, 4])
     plain = target.generate(**inputs, max_new_tokens=10, do_sample=False)
     assert target.generate(**inputs, max_new_tokens=10, do_sample=False, custom_generate=speculation).equal(plain)
+
+
+@pytest.mark.parametrize("name", ["mimo", "qwen3_5"])
+def test_layers_can_read_states_before_the_last_norm(tmp_path, name):
+    """A norm of these states undoes their length, so that they are had from the normed ones."""
+    target = write(tmp_path, name, 2).target
+    generator = torch.Generator().manual_seed(0)
+
+    def uneven(weight):
+        return weight + torch.rand(weight.shape, generator=generator)
+
+    weights = load_file(tmp_path / "model.safetensors")
+    norms = {
+        key: uneven(weight)
+        for key, weight in weights.items()
+        if key.endswith(("final_layernorm.weight", "mtp.norm.weight"))
+    }
+    save_file(weights | norms, tmp_path / "model.safetensors", {"format": "pt"})
+    last = target.get_decoder().norm
+    last.weight.data = uneven(last.weight.data)
+    drafter = load_mtp(target, is_target_normed=False, is_own_normed=False)
+    head, seen = drafter.head, {}
+    for where, norm in (("target", last), *enumerate(layer.norm for layer in head.layers)):
+        norm.register_forward_hook(lambda _, given, out, where=where: seen.update({where: (given[0], out)}))
+    inputs = left_padded([9, 5])
+    out, stats = run(target, drafter, inputs, 12, tree=BestFirst(6))
+    assert stats.num_draft_tokens > 0
+    assert out.equal(target.generate(**inputs, max_new_tokens=12, do_sample=False))
+    for where, (before, after) in seen.items():
+        read = head.scales.before_targets(after) if where == "target" else head.scales.before_own(after, where)
+        reader = head.layers[0].hidden_norm
+        torch.testing.assert_close(reader(read), reader(before), atol=2e-4, rtol=1e-3)
+        assert not torch.allclose(reader(after), reader(before), atol=1e-2)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "mimo"])

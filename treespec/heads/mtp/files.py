@@ -4,6 +4,7 @@ Names are compared without `model.` and `language_model.` in front. Sources: vLL
 `qwen3_next_mtp`, `qwen3_5_mtp`, `mimo_mtp`, `ernie_mtp`, `exaone_moe_mtp`, `nemotron_h_mtp`), transformers' `MtpModel`.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from treespec.data.tensor_file import open_tensors
 from treespec.errors import CheckpointError
 from treespec.heads.files.checkpoint import read_finite_tensors, some
 
+DRAFT_VOCAB = "draft_vocab.json"
+"""A list of the target's ids that layers were trained to draft, next to their tensors; other publishers have none."""
 PREFIX = re.compile(r"^(?:model\.|language_model\.)+")
 COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 """Ends of names of the target's own embedding and output layer, which some layouts repeat; they are not read."""
@@ -125,6 +128,21 @@ def read_mtp(folder: Path, num_hidden_layers: int) -> tuple[Layout, list[MtpTens
             f"{folder} holds tensors that no MTP layer of the {layout.name} layout has: {some(sorted(tensors))}"
         )
     return layout, layers
+
+
+def read_draft_vocab(folder: Path, vocab_size: int) -> list[int] | None:
+    """The ids below `vocab_size` in `DRAFT_VOCAB`, None without that file. Raises `CheckpointError`: anything else."""
+    file = folder / DRAFT_VOCAB
+    if not file.exists():
+        return None
+    try:
+        ids = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    is_sound = isinstance(ids, list) and all(type(token) is int and 0 <= token < vocab_size for token in ids)
+    if not is_sound or not ids or len(set(ids)) < len(ids):
+        raise CheckpointError(f"{file} must be a list of different token ids below {vocab_size}")
+    return ids
 
 
 def _plain(name: str) -> str:

@@ -63,13 +63,13 @@ class MtpLayer(nn.Module):
         self.embedding_norm, self.hidden_norm, self.norm = embedding_norm, hidden_norm, norm
         self.projection = projection
         self.blocks = nn.ModuleList(blocks)
-        self._is_hidden_first = is_hidden_first
+        self.is_hidden_first = is_hidden_first
         self._cache_argument = cache_argument
 
     def forward(self, embedded: Tensor, states: Tensor, cache: "BlockCache", **inputs: Any) -> Tensor:
         """Embedded tokens and states before them [B, F, H] to [B, F, H]; `inputs` go to the decoder layers."""
         parts = [self.embedding_norm(embedded), self.hidden_norm(states)]
-        states = self.projection(torch.cat(parts[::-1] if self._is_hidden_first else parts, -1))
+        states = self.projection(torch.cat(parts[::-1] if self.is_hidden_first else parts, -1))
         for block in self.blocks:
             states = block(states, **{self._cache_argument: cache}, **inputs)
         return self.norm(states)
@@ -86,6 +86,27 @@ class BlockCache:
         return self._cache.extend(layer_idx, keys, values)
 
 
+@dataclass(frozen=True)
+class NormScales:
+    """The scales [H] of last norms, where layers read the states before these; `hidden_norm` undoes any other factor.
+
+    Args:
+        target: of the target's last norm; None: its states are read as they are given, after it.
+        own: of each MTP layer's; None likewise.
+    """
+
+    target: Tensor | None = None
+    own: Sequence[Tensor] | None = None
+
+    def before_targets(self, states: Tensor) -> Tensor:
+        """What the first layer reads of the target's normed states [..., H]."""
+        return states if self.target is None else states / self.target.to(states)
+
+    def before_own(self, states: Tensor, number: int) -> Tensor:
+        """What is read of layer `number`'s normed outputs [..., H]."""
+        return states if self.own is None else states / self.own[number].to(states)
+
+
 class MtpHead(StateReader):
     """The layers of a checkpoint with the target's embedding and output layer, which they share.
 
@@ -98,6 +119,9 @@ class MtpHead(StateReader):
         output: the target's, logits [B, F, V] of normed outputs [B, F, H].
         target_ids: int64 [W], the target's id of every draft id.
         rows: the output layer of a part of the vocabulary, logits [B, F, W]; None where W is V.
+
+    Attributes:
+        scales: where the layers read states before last norms.
     """
 
     config: MtpConfig  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -118,6 +142,7 @@ class MtpHead(StateReader):
         self.rotary = rotary
         self.rows = rows
         self._targets = (embedding, output)
+        self.scales = NormScales()
         self.register_buffer("target_ids", target_ids, persistent=False)
 
     @property
@@ -143,7 +168,9 @@ class MtpHead(StateReader):
         """
         run = self._begin(tokens, positions, mask, states.dtype, cache)
         parts = states.chunk(self.config.num_layers, -1)
-        return torch.cat([run(number, part) for number, part in enumerate(parts)], -1)
+        return torch.cat(
+            [run(number, self.scales.before_own(part, number - 1)) for number, part in enumerate(parts)], -1
+        )
 
     def run_text(
         self,
@@ -162,9 +189,10 @@ class MtpHead(StateReader):
         """
         run = self._begin(tokens, positions, mask, states.dtype, cache)
         outputs: list[Tensor] = []
+        states = self.scales.before_targets(states)
         for number, first in enumerate(before.chunk(self.config.num_layers, -1)):
             outputs.append(run(number, states))
-            states = torch.cat([first, outputs[-1][:, :-1]], 1)
+            states = self.scales.before_own(torch.cat([first, outputs[-1][:, :-1]], 1), number)
         return torch.cat(outputs, -1)
 
     def _begin(

@@ -17,6 +17,7 @@ from treespec.heads.files.checkpoint import PICKLES, Checkpoint, read_checkpoint
 from treespec.heads.files.fitting import check_target, fused_layers
 from treespec.heads.files.kinds import kind_of_head
 from treespec.heads.modules.base import DraftHead
+from treespec.heads.mtp.files import DRAFT_VOCAB
 from treespec.hf.introspect import model_facts
 from treespec.hf.loading.assistant import is_assistant, load_assistant
 from treespec.hf.loading.hub import hub_problem
@@ -38,8 +39,8 @@ def load_drafter(
     Pickles are opened by `torch.load(weights_only=True)`, where there are no safetensors.
 
     Args:
-        name: a folder with `config.json` and weights, a hub name, or "mtp" for the target's own layers, see
-            `load_mtp`; of a Gemma 4 assistant also the loaded model.
+        name: a folder with `config.json` and weights or of a trained MTP layer, a hub name, or "mtp" for the target's
+            own layers, see `load_mtp`; of a Gemma 4 assistant also the loaded model.
         max_length: see `Eagle3`.
         hidden_layers: the indices of the target's hidden states that the head fuses; None: those of its configuration,
             or EAGLE-3's own (2, L // 2, L - 3).
@@ -49,12 +50,15 @@ def load_drafter(
             the head of another model.
         ConfigError: see `Eagle3`; hidden layers that the target does not have.
     """
-    if name == MTP or is_assistant(name):
+    is_mtp_alone = not isinstance(name, PreTrainedModel) and (Path(name) / DRAFT_VOCAB).is_file()
+    if name == MTP or is_mtp_alone or is_assistant(name):
         if hidden_layers is not None:
             raise ConfigError(
                 f"MTP layers and assistants read the target's last hidden state: leave out {hidden_layers=}"
             )
-        return load_mtp(target, max_length=max_length) if name == MTP else load_assistant(name, target, max_length)
+        if name == MTP or is_mtp_alone:
+            return load_mtp(target, name if is_mtp_alone else None, max_length=max_length)
+        return load_assistant(name, target, max_length)
     if isinstance(name, PreTrainedModel):
         raise ConfigError(f"{type(name).__name__} is not an assistant: a whole model drafts as TreeSpeculation(model)")
     head = load_head(name, target)

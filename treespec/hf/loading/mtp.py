@@ -15,8 +15,8 @@ from treespec.checks import check_count
 from treespec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from treespec.heads.files.checkpoint import some
 from treespec.heads.mtp.drafter import Mtp
-from treespec.heads.mtp.files import LAYOUTS, Layout, MtpTensors, read_mtp
-from treespec.heads.mtp.module import MtpConfig, MtpHead, MtpLayer
+from treespec.heads.mtp.files import LAYOUTS, Layout, MtpTensors, read_draft_vocab, read_mtp
+from treespec.heads.mtp.module import MtpConfig, MtpHead, MtpLayer, NormScales
 from treespec.hf.introspect import CACHE_ARGUMENTS, ModelFacts, model_facts
 from treespec.hf.loading.smollm2 import quiet_transformers
 from treespec.hf.weights import whole_weight
@@ -37,6 +37,8 @@ def load_mtp(
     *,
     draft_vocab: int | Sequence[int] | None = None,
     max_length: int | None = None,
+    is_target_normed: bool = True,
+    is_own_normed: bool = True,
 ) -> Mtp:
     """The drafter of the multi-token-prediction layers in the target's own checkpoint, which transformers leaves out.
 
@@ -45,9 +47,12 @@ def load_mtp(
 
     Args:
         checkpoint: the folder of the files, if they are not where the target was loaded from.
-        draft_vocab: the tokens that may be drafted: their ids, or the number of the first ones; None: all. A large
-            vocabulary makes the output layer the longest part of a draft pass.
+        draft_vocab: the tokens that may be drafted: their ids, or the number of the first ones; None: those that the
+            layers were trained for, by `treespec train`, else all. A large vocabulary makes the output layer the
+            longest part of a draft pass.
         max_length: see `Eagle3`.
+        is_target_normed, is_own_normed: the layers read the target's state and, deeper in a draft, their own output
+            after its last norm; False: before it, for a checkpoint that was trained so.
 
     Raises:
         CheckpointError: there are no files, no MTP layers in them, or layers of another model or an unknown layout.
@@ -59,7 +64,11 @@ def load_mtp(
     found = read_mtp(folder, facts.config.num_hidden_layers)
     if found is None:
         raise CheckpointError(_nothing_found(facts, folder))
-    return Mtp(_head(facts, folder, *found, draft_vocab), (facts.config.num_hidden_layers,), max_length)
+    if draft_vocab is None:
+        draft_vocab = read_draft_vocab(folder, facts.num_logits)
+    head = _head(facts, folder, *found, draft_vocab)
+    head.scales = _norm_scales(facts, head, is_target_normed, is_own_normed)
+    return Mtp(head, (facts.config.num_hidden_layers,), max_length)
 
 
 def fresh_mtp(target: PreTrainedModel, block: dict[str, Tensor], projection: Tensor) -> MtpHead:
@@ -255,6 +264,19 @@ def _layer(
 
 def _last_norm(decoder: nn.Module) -> nn.Module:
     return next(module for name, module in decoder.named_children() if "norm" in name)
+
+
+def _norm_scales(facts: ModelFacts, head: MtpHead, is_target_normed: bool, is_own_normed: bool) -> NormScales:
+    """The scales that are to be undone. Raises `UnsupportedModelError`: norms that do not only scale."""
+    norms = [_last_norm(facts.model.get_decoder())] * (not is_target_normed)
+    if not is_own_normed:
+        norms += [layer.get_submodule("norm") for layer in head.layers]
+    ones = torch.ones(facts.config.hidden_size, dtype=facts.dtype, device=facts.device)
+    with torch.no_grad():
+        found = [norm(ones[None])[0] for norm in norms]  # A root mean square norm of ones is its scale.
+    if not all(scale.all() and scale.isfinite().all() for scale in found):
+        raise UnsupportedModelError(f"{facts.name} has a last norm whose input cannot be had from its output")
+    return NormScales(None if is_target_normed else found.pop(0), None if is_own_normed else found)
 
 
 def _target_ids(draft_vocab: int | Sequence[int] | None, vocab_size: int) -> Tensor:

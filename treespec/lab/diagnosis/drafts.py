@@ -57,8 +57,9 @@ def acceptance_low(case: Case) -> Cause | None:
         f"tokens{_shares_by_drafter(run)}"
     )
     change = (
-        "another drafter, best one trained for this model (treespec train) or a model of the same kind; for code, "
-        "summaries and editing also SuffixLookup(); several can be merged: TreeSpeculation([a, b])"
+        "another drafter, best one trained for this model (treespec train; treespec adapt trains a head or MTP layer "
+        "further on your prompts) or a model of the same kind; for code, summaries and editing also SuffixLookup(); "
+        "several can be merged: TreeSpeculation([a, b])"
     )
     return Cause("acceptance low", evidence, change, case.speed.but(tokens=case.with_acceptance(USUAL_ACCEPTANCE)))
 

@@ -26,7 +26,7 @@ from treespec.training.text.texts import Texts, fingerprint, join, read_texts, s
 def write_texts(
     model: PreTrainedModel,
     tokenizer: Any,
-    num_tokens: int,
+    num_tokens: int | None,
     folder: str | Path,
     *,
     prompts: Sequence[str] = (),
@@ -38,7 +38,7 @@ def write_texts(
 
     Args:
         tokenizer: gives the chat template and encodes the prompts.
-        num_tokens: how much text; the last batch may exceed it.
+        num_tokens: how much text; the last batch may exceed it. None: one answer to every prompt.
         folder: of the shards; existing ones are read.
         prompts: users' messages that are answered first; then the model writes its own.
         openings: how the model's own messages begin, in turn; without openings it starts from the bare user turn.
@@ -49,7 +49,7 @@ def write_texts(
             end-of-text token.
         CheckpointError: the folder's text is damaged, or was written with other settings or by another model.
     """
-    check_count("num_tokens", num_tokens)
+    check_count("num_tokens", len(prompts) if num_tokens is None else num_tokens)
     writing, folder, scorer = writing or Writing(), Path(folder), make_scorer(model)
     ends, turns = end_tokens(model, tokenizer), chat_turns(tokenizer)
     if scorer.max_positions is not None and writing.max_length > scorer.max_positions + 1:
@@ -59,17 +59,22 @@ def write_texts(
     settings = json.dumps(asdict(writing) | about)
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[Texts] = []
-    while sum(len(texts.tokens) for texts in shards) < num_tokens:
+    size = writing.batch_size
+    while len(shards) * size < len(given) if num_tokens is None else _num_tokens(shards) < num_tokens:
         number, path = len(shards), folder / f"text-{len(shards):05d}.safetensors"
         if path.exists():
             shards.append(read_texts(path, settings))
             on_tokens(len(shards[-1].tokens))
         else:
-            first = number * writing.batch_size
-            batch = [_message(given, opened, i) for i in range(first, first + writing.batch_size)]
+            last = len(given) if num_tokens is None else (number + 1) * size
+            batch = [_message(given, opened, i) for i in range(number * size, min(last, (number + 1) * size))]
             shards.append(write_batch(scorer, turns, ends, batch, writing, number, on_tokens))
             save_texts(path, shards[-1], settings)
     return join(shards)
+
+
+def _num_tokens(shards: Sequence[Texts]) -> int:
+    return sum(len(texts.tokens) for texts in shards)
 
 
 def _message(given: Sequence[Sequence[int]], opened: Sequence[Sequence[int]], number: int) -> Message:

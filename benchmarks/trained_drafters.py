@@ -1,0 +1,118 @@
+"""Tokens per pass of trained drafters' files side by side, on prompts that none was trained on.
+
+Chains of 4 and best-first trees of 8 and 16 nodes at temperatures 0 and 1, whole calls with SmolLM2-135M-Instruct.
+Tokens per pass do not depend on the machine; milliseconds do, and on its load: `benchmarks.peers` measures speeds.
+Prompts are HumanEval's and GSM8K's, or those that `treespec adapt` holds out of a file. Drafters may be measured one by
+one: what the output file has of the same prompts stays.
+
+    python -m benchmarks.trained_drafters head=shipped mtp=runs/mtp/drafter
+    python -m benchmarks.trained_drafters head=shipped adapted=adapted/drafter --adapted-to sql.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+
+from benchmarks.common.prompts import Prompt, encode, held_out
+from benchmarks.common.settings import (
+    RESULTS,
+    load_average,
+    markdown_table,
+    parser,
+    settings,
+    settings_lines,
+    write_json,
+)
+from treespec import BestFirst, Chain, TreeSpeculation, load_drafter, shipped_head
+from treespec.cpu import prepack_linears
+from treespec.hf.loading import smollm2
+from treespec.hf.loading.mtp import load_mtp
+from treespec.training.adapt import split_prompts
+from treespec.training.text.chat import read_prompts
+
+SHAPES = {"chain of 4": lambda: Chain(4), "tree of 8": lambda: BestFirst(8), "tree of 16": lambda: BestFirst(16)}
+SAMPLING: dict[str, dict[str, Any]] = {
+    "T = 0": {"do_sample": False},
+    "T = 1": {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
+}
+
+
+def load(name: str, model: Any) -> Any:
+    """A folder, "shipped" for the head that ships, or FOLDER:raw for MTP layers read before the last norms."""
+    if name == "shipped":
+        return load_drafter(shipped_head(smollm2.NAME), model)
+    if name.endswith(":raw"):
+        return load_mtp(model, name.removesuffix(":raw"), is_target_normed=False, is_own_normed=False)
+    return load_drafter(name, model)
+
+
+def measure(model: Any, tokenizer: Any, drafter: Any, prompts: list[Prompt], num_new: int) -> dict[str, dict[str, Any]]:
+    """By temperature and shape: tokens, passes and seconds over all prompts."""
+    found: dict[str, dict[str, Any]] = {}
+    for temperature, sampling in SAMPLING.items():
+        for shape, make in SHAPES.items():
+            speculation = TreeSpeculation(drafter, tree=make(), seed=0)
+            tokens, passes, start = 0, 0, time.perf_counter()
+            for prompt in prompts:
+                model.generate(
+                    **encode(tokenizer, [prompt]), max_new_tokens=num_new, custom_generate=speculation, **sampling
+                )
+                tokens += speculation.stats.num_emitted_tokens
+                passes += speculation.stats.num_drafts
+            seconds = time.perf_counter() - start
+            found.setdefault(temperature, {})[shape] = {
+                "tokens": tokens,
+                "passes": passes,
+                "seconds": round(seconds, 1),
+            }
+    return found
+
+
+def report(data: dict[str, Any]) -> str:
+    """Markdown: tokens per pass by drafter."""
+    columns = [(temperature, shape) for temperature in SAMPLING for shape in SHAPES]
+    rows = []
+    for name, found in data["drafters"].items():
+        cells = [found[temperature][shape] for temperature, shape in columns]
+        rows.append([name, *(f"{cell['tokens'] / cell['passes']:.2f}" for cell in cells)])
+    table = markdown_table(["tokens per pass", *(f"{shape}, {temperature}" for temperature, shape in columns)], rows)
+    count = f"{len(data['prompts'])} held-out prompts, {data['new_tokens']} tokens each at most.\n"
+    return f"# Trained drafters side by side\n\n{count}\n{table}\n{settings_lines(data)}"
+
+
+def main() -> None:
+    options = parser(__doc__ or "", threads=1)
+    options.add_argument("drafters", nargs="+", metavar="NAME=FOLDER", help="FOLDER, shipped, or FOLDER:raw")
+    options.add_argument("--adapted-to", type=Path, help="the prompts of treespec adapt; its held-out ones are used")
+    options.add_argument("--prompts", type=int, default=12)
+    options.add_argument("--new-tokens", type=int, default=64)
+    options.add_argument("--output", type=Path, default=RESULTS / "training" / "mtp.json")
+    args = options.parse_args()
+    torch.set_num_threads(args.threads)
+    model, tokenizer = smollm2.load()
+    prepack_linears(model)
+    prompts = held_out(None, args.prompts)
+    if args.adapted_to is not None:
+        texts = split_prompts(read_prompts(args.adapted_to))[0][: args.prompts]
+        prompts = [Prompt(f"held out {number}", text) for number, text in enumerate(texts)]
+    chosen = {"seed": args.seed, "prompts": [prompt.name for prompt in prompts], "new_tokens": args.new_tokens}
+    known = json.loads(args.output.read_text()) if args.output.is_file() else {}
+    found = known["drafters"] if {name: known.get(name) for name in chosen} == chosen else {}
+    for given in track(args.drafters):
+        name, _, folder = given.partition("=")
+        torch.manual_seed(args.seed)
+        found[name] = measure(model, tokenizer, load(folder, model), prompts, args.new_tokens)
+    data = settings(**chosen, load_average_after=load_average(), drafters=found)
+    write_json(args.output, data)
+    args.output.with_suffix(".md").write_text(report(data))
+    print(report(data))
+
+
+if __name__ == "__main__":
+    main()
