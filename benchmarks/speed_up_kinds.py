@@ -208,8 +208,8 @@ def main() -> None:
     options.add_argument(
         "--mtp", type=Path, help="the folder of a checkpoint with an MTP layer and SmolLM2's tokenizer"
     )
-    options.add_argument("--prompts", type=int, default=6, help="at most (default: %(default)s)")
-    options.add_argument("--new-tokens", type=int, default=48)
+    options.add_argument("--prompts", type=int, default=5, help="at most (default: %(default)s)")
+    options.add_argument("--new-tokens", type=int, default=32)
     options.add_argument("--kinds", nargs="*", help="names; None: all")
     options.add_argument("--output", type=Path, default=RESULTS / "speed_up_kinds.json")
     args = options.parse_args()
