@@ -16,7 +16,7 @@ from treespec.checks import check_count
 from treespec.cpu import prepack_linears
 from treespec.errors import CheckpointError, ConfigError, TreespecError, UnsupportedModelError
 from treespec.heads import Eagle3, Mtp
-from treespec.hf.loading.heads import find_checkpoint, load_drafter
+from treespec.hf.loading.heads import find_folder, load_drafter
 from treespec.hf.loading.mtp import MTP
 from treespec.lab.tables import markdown_table
 from treespec.speedup.sources import trained_drafters
@@ -167,7 +167,7 @@ def _config(model: PreTrainedModel, head: str | Path | None, config: TrainingCon
     if not isinstance(drafter, (Eagle3, Mtp)):
         raise UnsupportedModelError(f"EAGLE-3 heads and MTP layers are adapted, {head} is a {type(drafter).__name__}")
     if not Path(head).exists() and head != MTP:
-        head = find_checkpoint(head).path
+        head = find_folder(head)
     own = drafter.head.config
     sizes = {"draft_vocab_size": len(drafter.head.target_ids), "start": str(head)}
     if isinstance(drafter, Mtp):
