@@ -57,6 +57,10 @@ def test_snippets_of_models_run(monkeypatch) -> None:
     assert run_page("models.md")["speculation"].stats.num_emitted_tokens > 0
 
 
+def test_snippets_of_hybrids_run() -> None:
+    assert run_page("hybrids.md")["speculation"].stats.num_emitted_tokens > 0
+
+
 def test_snippets_of_parts_run_in_order(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))

@@ -24,6 +24,7 @@ CONSTANTS = {
     "diagnosis.md": "40 60 1.15",
     "drafters.md": ".03 .4 208,559",  # 208,559: test_warm_start.py
     "heads.md": "2503.01840 2602.06036 2401.10774 0.33 4.5 32,000",
+    "hybrids.md": "3.5 5.18 5.23",
     "how.md": ".75 .8 .2",
     "commands.md": "5.24",
     "models.md": "7.7 2,048 5.24",

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import dflash_files, eagle3_files
+from helpers import dflash_files, eagle3_files, eagle_files
 from helpers.head_runs import check_distributions, left_padded, make, run
 from helpers.tiny import noisy_copy, prompt, tiny_llama
 
@@ -38,8 +38,16 @@ def target():
     return tiny_llama(num_layers=3)
 
 
+HEADS = {
+    "eagle": eagle_files.shape(),
+    "eagle3": eagle3_files.shape(hidden=32),
+    "peagle": eagle3_files.parallel(),
+    "dflash": dflash_files.shape(),
+}
+
+
 @pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("made", [eagle3_files.shape(hidden=32), dflash_files.shape()], ids=["eagle3", "dflash"])
+@pytest.mark.parametrize("made", HEADS.values(), ids=HEADS)
 def test_heads_read_what_they_missed(tmp_path, target, made, do_sample):
     drafter, plain = make(tmp_path, target, made)
     options = {"top_k": 0} if do_sample else {}

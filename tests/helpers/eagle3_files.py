@@ -1,4 +1,4 @@
-"""Random EAGLE-3 heads written in both public formats, and a slow plain reading of the same files."""
+"""Random EAGLE-3 and P-EAGLE heads written in both public formats, and a slow plain reading of the same files."""
 
 import torch
 from helpers.head_files import SPECULATORS, PlainHead, draw, layer_keys, layer_sizes, speculators_keys, write_files
@@ -16,6 +16,11 @@ def shape(**options):
     return sizes | {"extras": (), "flags": {}, "llama": {}} | options
 
 
+def parallel(**options):
+    """The shape of a P-EAGLE head: with a mask token, and the depths that a pass drafts."""
+    return shape(**{"hidden": 32, "mask_token": 63, "num_depths": 4, "layers": 2} | options)
+
+
 def random_tensors(made, seed=0, scale=0.5):
     """Tensors in the speculators format's names."""
     h, num_features = made["hidden"], len(made["hidden_layers"])
@@ -28,6 +33,10 @@ def random_tensors(made, seed=0, scale=0.5):
         sizes |= {f"fc_norm.{i}.weight": (made["target_hidden"],) for i in range(num_features)}
     if made["flags"].get("norm_before_fc"):
         sizes["input_norm.weight"] = (fused,)
+    if "no lm_head" in made["extras"]:
+        del sizes["lm_head.weight"]
+    if "mask_token" in made:
+        sizes["mask_hidden"] = (1, 1, fused)
     if "embedding" in made["extras"]:
         sizes["embed_tokens.weight"] = (made["vocab"], h)
     return draw(sizes, made, seed, scale)
@@ -39,8 +48,14 @@ def write(folder, made, tensors, format_name):
     if format_name == SPECULATORS:
         config = {"architectures": ["Eagle3Speculator"]} | speculators_keys(made, "eagle3", "llama")
         config |= {"norm_before_residual": False} | own
+        if "mask_token" in made:
+            methods = [{"proposal_type": "greedy", "speculative_tokens": made["num_depths"]}]
+            config |= {"speculators_model_type": "peagle", "mask_token_id": made["mask_token"]}
+            config["speculators_config"] |= {"algorithm": "peagle", "proposal_methods": methods}
     else:
         config = {"architectures": ["LlamaForCausalLM"]} | layer_keys(made, "llama") | own
+        if "mask_token" in made:
+            config |= {"pard_token": made["mask_token"], "parallel_drafting": True}
         tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
     return write_files(folder, config, tensors)
 
@@ -85,3 +100,14 @@ class PlainEagle3(PlainHead):
             )
             states = self.mlp(states + mixed, name)
         return states
+
+
+class PlainPEagle(PlainEagle3):
+    """A whole pass per depth, with mask tokens for those above."""
+
+    def logits(self, states, tokens, path, first=0):
+        """See `PlainEagle3`; only how many tokens `path` has matters."""
+        masks = self.tensors["mask_hidden"].view(1, -1).expand(len(path), -1)
+        read = [*tokens[first + 1 :], *[self.made["mask_token"]] * len(path)]
+        output = self._layers(self._fuse(torch.cat([states.double(), masks])), read, first)[-1]
+        return self.over_vocabulary(self.lm_head @ self.norm(output, "norm"))

@@ -22,6 +22,8 @@ def layer_sizes(made, layer, input_size):
     if "biases" in made["extras"]:
         weights = [(n, size) for n, size in sizes.items() if "_proj" in n]
         sizes |= {n.replace("weight", "bias"): size[:1] for n, size in weights}
+    if "sinks" in made["extras"]:
+        sizes[f"{name}.self_attn.attention_sink_bias"] = (made["heads"],)
     if "head_norms" in made["extras"]:
         sizes |= {f"{name}.self_attn.{n}_norm.weight": (made["head_dim"],) for n in "qk"}
     return sizes
@@ -110,8 +112,20 @@ class PlainHead:
     def mlp(self, states, layer):
         """The layer's second half, its residual included."""
         normed = self.norm(states, f"{layer}.post_attention_layernorm")
+        return states + self.mlp_of(normed, layer)
+
+    def mlp_of(self, normed, layer):
+        """The MLP alone."""
         gate, up = (self.linear(normed, f"{layer}.mlp.{n}_proj") for n in ("gate", "up"))
-        return states + self.linear(gate * torch.sigmoid(gate) * up, f"{layer}.mlp.down_proj")
+        return self.linear(self._activate(gate) * up, f"{layer}.mlp.down_proj")
+
+    def _activate(self, x):
+        name = self.made["llama"].get("hidden_act", "silu")
+        if name == "gelu":
+            return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+        if name == "gelu_pytorch_tanh":
+            return x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        return x * torch.sigmoid(x)
 
     def attention(self, name, asking, asked, first_asking, first_asked, is_seen):
         """Queries of `asking` over keys and values of `asked`, whose positions count from `first_...`.
@@ -125,18 +139,21 @@ class PlainHead:
         hidden = torch.tensor([[not is_seen(i, j) for j in range(len(asked))] for i in range(len(asking))])
         for head in range(self.made["heads"]):
             scores = queries[:, head] @ keys[:, head // share].T / math.sqrt(d)
-            mixed.append(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values[:, head // share])
+            raised = scores.masked_fill(hidden, -torch.inf).exp()
+            sink = self.tensors.get(f"{name}.attention_sink_bias")
+            total = raised.sum(-1, keepdim=True) + (0 if sink is None else sink[head].exp())
+            mixed.append(raised / total @ values[:, head // share])
         return self.linear(torch.cat(mixed, -1), f"{name}.o_proj")
 
     def _heads(self, x, name):
         return self.linear(x, name).view(len(x), -1, self.made["head_dim"])
 
     def _turn(self, heads, norm, first):
-        """Rotary positions as a product of complex numbers."""
-        d = self.made["head_dim"]
+        """Rotary positions as a product of complex numbers, of the part of a head that is rotated."""
+        d = int(self.made["head_dim"] * self.made["llama"].get("partial_rotary_factor", 1))
         if f"{norm}.weight" in self.tensors:
             heads = self.norm(heads, norm)
         frequencies = 10000.0 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
         angles = torch.outer(torch.arange(first, first + len(heads)).double(), frequencies).unsqueeze(1)
-        turned = torch.complex(*heads.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)
-        return torch.cat([turned.real, turned.imag], -1)
+        turned = torch.complex(*heads[..., :d].chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([turned.real, turned.imag, heads[..., d:]], -1)

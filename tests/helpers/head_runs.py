@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 import torch
-from helpers import dflash_files, eagle3_files, medusa_files
+from helpers import dflash_files, eagle3_files, eagle_files, medusa_files
 from helpers.head_files import SPECULATORS
 from helpers.tiny import prompt
 
 from treespec import TreeSpeculation, load_drafter
-from treespec.heads import DFlash, Eagle3, Medusa
+from treespec.heads import DFlash, Eagle, Eagle3, Medusa, PEagle
 
 
 @dataclass
@@ -42,6 +42,14 @@ class RecordedDFlash(Recorded, DFlash):
     pass
 
 
+class RecordedEagle(Recorded, Eagle):
+    pass
+
+
+class RecordedPEagle(Recorded, PEagle):
+    pass
+
+
 class RecordedMedusa(Recorded, Medusa):
     pass
 
@@ -49,23 +57,25 @@ class RecordedMedusa(Recorded, Medusa):
 def make(folder, target, made, format_name=SPECULATORS, seed=0, **options):
     """A recorded drafter of random files, and the plain reading of the same files.
 
-    made: a `shape` of `medusa_files`, `dflash_files`, or `eagle3_files`, whose files leave open which hidden states
-        they read.
+    made: a shape of `medusa_files`, `dflash_files`, `eagle_files`, or `eagle3_files`, whose files leave open which
+        hidden states they read.
     """
     if "medusa" in made:
         size = made["medusa"]["vocab_size"]
         ids = torch.randperm(64, generator=torch.Generator().manual_seed(seed))[:size] if size < 64 else None
         heads = medusa_files.random_heads(**made["medusa"], seed=seed, token_map=ids)
         return RecordedMedusa(heads), medusa_files.PlainMedusa(heads)
-    is_dflash = "block" in made
-    files, recorded, plain = (
-        (dflash_files, RecordedDFlash, dflash_files.PlainDFlash)
-        if is_dflash
-        else (eagle3_files, RecordedEagle3, eagle3_files.PlainEagle3)
-    )
+    if "block" in made:
+        files, recorded, plain = dflash_files, RecordedDFlash, dflash_files.PlainDFlash
+    elif "is_eagle" in made:
+        files, recorded, plain = eagle_files, RecordedEagle, eagle_files.PlainEagle
+    elif "mask_token" in made:
+        files, recorded, plain = eagle3_files, RecordedPEagle, eagle3_files.PlainPEagle
+    else:
+        files, recorded, plain = eagle3_files, RecordedEagle3, eagle3_files.PlainEagle3
     tensors = files.random_tensors(made, seed)
     folder = files.write(folder, made, tensors, format_name)
-    loaded = load_drafter(folder, target, hidden_layers=None if is_dflash else made["hidden_layers"])
+    loaded = load_drafter(folder, target, hidden_layers=made["hidden_layers"] if files is eagle3_files else None)
     return recorded(loaded.head, loaded.hidden_layers, **options), plain(made, tensors, target)
 
 

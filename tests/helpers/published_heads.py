@@ -1,8 +1,10 @@
 """The keys of heads that people have published, as in their config.json, with the values that are checked."""
 
 from treespec.heads.dflash.files import KEYS as DFLASH
+from treespec.heads.eagle.files import KEYS as EAGLE
 from treespec.heads.eagle3.files import KEYS as EAGLE3
 from treespec.heads.medusa.files import KEYS as MEDUSA
+from treespec.heads.peagle.files import KEYS as PEAGLE
 
 
 def given(text, *parts, **values):
@@ -76,7 +78,37 @@ HUNYUAN = given(
 SPECFORGE = given("confidence_head_alpha", BLOCK, DSPARK, attention_mode="gqa", projector_type="dspark")
 TRAINED = "aux_hidden_state_layer_ids block_size mask_token_id sample_from_anchor sliding_window_non_causal"
 
+SELECTOR = given("block_size conv_group_size conv_kernel_size selector_rank selector_top_k", BLOCK)
+
 SERVED = {
+    "SafeAILab's EAGLE for Vicuna": (EAGLE, LAYERS),
+    "SafeAILab's EAGLE for Llama 3": (EAGLE, given("bias rope_theta", LAYERS)),
+    "speculators' EAGLE": (
+        EAGLE,
+        given(
+            "fusion_bias speculators_model_type",
+            SPECULATORS,
+            layernorms=False,
+            transformer_layer_architecture="LlamaDecoderLayer",
+        ),
+    ),
+    "SpecForge's P-EAGLE for Qwen3-8B": (
+        PEAGLE,
+        given("attention_bias attention_dropout head_dim max_window_layers draft_vocab_size rope_theta", LAYERS)
+        | {"mask_token_id": 1, "norm_before_residual": False, "sliding_window": None, "use_sliding_window": False},
+    ),
+    "a P-EAGLE in vLLM's words": (
+        PEAGLE,
+        given("draft_vocab_size ptd_token_id", LAYERS, parallel_drafting=True),
+    ),
+    "speculators' P-EAGLE": (
+        PEAGLE,
+        given(
+            "eagle_aux_hidden_state_layer_ids embed_requires_grad mask_token_id norm_before_residual "
+            "speculators_model_type",
+            SPECULATORS,
+        ),
+    ),
     "SafeAILab's for Llama 3.1": (EAGLE3, given("draft_vocab_size", LAYERS)),
     "SpecForge's for Qwen2.5-VL": (
         EAGLE3,
@@ -138,8 +170,6 @@ SERVED = {
             "vocab_size"
         ),
     ),
-}
-REFUSED = {
     "Xiaomi's DFlash for MiMo-V2.5": (
         DFLASH,
         given(
@@ -147,31 +177,87 @@ REFUSED = {
             LAYERS,
             dflash_config=given("attention_value_scale num_anchors", BLOCK, SINKS),
         ),
-        "attention_sink_bias must be False",
     ),
     "NVIDIA's DSpark for Nemotron 3.5": (
         DFLASH,
-        given("dspark_markov_rank dspark_bonus_anchor", NEMOTRON, DSPARK, SINKS),
-        "attention_sink_bias must be False",
+        given("block_size dspark_markov_rank dspark_bonus_anchor", NEMOTRON, DSPARK, SINKS),
     ),
-    "z-lab's DFlash 2 for Qwen3.8": (
+    "z-lab's DFlash 2 for Qwen3.8": (DFLASH, given("is_causal", QWEN3, dflash_config=SELECTOR)),
+    "z-lab's DFlash 2 for Muse Glimmer": (
         DFLASH,
-        given("is_causal", QWEN3, dflash_config=given("conv_group_size conv_kernel_size selector_rank", BLOCK)),
-        r"dflash_config\.conv_group_size, dflash_config\.conv_kernel_size, dflash_config\.selector_rank",
+        given(
+            "",
+            QWEN3,
+            is_causal=False,
+            dflash_config=given("final_logit_softcapping input_embedding_scale output_multiplier", SELECTOR),
+        ),
     ),
-    "DeepSeek's DSpark for Gemma 4": (
+    "speculators' DFlash 2": (
         DFLASH,
-        given("", LAYERS, BLOCK, DSPARK, hidden_act=None, hidden_activation="gelu_pytorch_tanh"),
-        "hidden_activation must be 'silu'",
+        given(TRAINED, SPECULATORS, given("speculators_model_type conv_group_size conv_kernel_size"))
+        | {"selector_rank": 256, "selector_top_k": 16},
     ),
-    "SpecForge's Domino": (
-        DFLASH,
-        given("", QWEN3, dflash_config=given("emb_dim", BLOCK, projector_type="domino")),
-        "projector_type must be 'dflash' or 'dspark'",
-    ),
-    "a parallel EAGLE-3": (
+}
+"""What stands in configurations that are refused by the setting's name."""
+REFUSED = {
+    "a parallel EAGLE-3 without a mask": (
         EAGLE3,
         given("pard_token", LAYERS, parallel_drafting=True),
         "parallel_drafting must be False",
     ),
+    "NVIDIA's parallel heads": (
+        EAGLE3,
+        given("parallel_draft_step", LAYERS) | {"parallel_draft_step": 4},
+        "_step must",
+    ),
+    "an EAGLE with norms": (EAGLE, given("", LAYERS, layernorms=True), "layernorms must be False"),
+}
+UNSERVED = {
+    "RedHat's FP8 EAGLE-3": (
+        given("draft_vocab_size", LAYERS, quantization_config={"quant_method": "compressed-tensors"}),
+        (),
+        r"quantised weights \(quantization_config\).*bfloat16",
+    ),
+    "packed weights without a word": (LAYERS, ("layers.0.mlp.up_proj.weight_packed",), r"quantised weights \(layers"),
+    "AWQ's": (LAYERS, ("midlayer.mlp.up_proj.qweight",), "quantised weights"),
+    "Kimi's EAGLE-3": (
+        given("kv_lora_rank q_lora_rank", LAYERS),
+        (),
+        r"attention over a latent .*\(kv_lora_rank\).*mtp",
+    ),
+    "MLA by its tensors": (
+        LAYERS,
+        ("midlayer.self_attn.kv_b_proj.weight",),
+        r"attention over a latent .*\(midlayer",
+    ),
+    "Hydra's for Vicuna": (given("hydra_num_heads hydra_num_layers"), (), "a Hydra head"),
+    "speculators' Hydra": (given("", SPECULATORS, speculators_model_type="hydra"), (), "a Hydra head"),
+    "IBM's accelerator": (
+        given("emb_dim inner_dim", model_type="mlp_speculator", architectures=["MLPSpeculatorPreTrainedModel"]),
+        (),
+        "an MLPSpeculator",
+    ),
+    "NVIDIA's LiLiCorr": (
+        given("", QWEN3, dflash_config=given("lilicorr_candidate_topk lilicorr_factor_dim", BLOCK)),
+        (),
+        "LiLiCorr's candidate lattice",
+    ),
+    "speculators' XPress": (
+        given("xpress_rank xpress_mlp_ratio num_jacobi_passes", SPECULATORS, architectures=["XPressDraftModel"]),
+        (),
+        "XPress' refiner",
+    ),
+    "SpecForge's Domino": (
+        given("emb_dim", QWEN3, dflash_config=given("emb_dim gru_hidden_dim", BLOCK, projector_type="domino")),
+        (),
+        "Domino's recurrent projector",
+    ),
+    "a recurrent DSpark": (given("", QWEN3, BLOCK, DSPARK, markov_head_type="rnn"), (), "a recurrent Markov head"),
+    "DeepSeek's DSpark for Gemma 4": (
+        given("", LAYERS, BLOCK, DSPARK, architectures=["Gemma4DSparkModel"], hidden_activation="gelu_pytorch_tanh"),
+        (),
+        "Gemma 4's own layers",
+    ),
+    "DeepSeek-V4's DSpark": (given("dspark_noise_token_id", LAYERS), (), "DeepSeek-V4's DSpark layers"),
+    "speculators' MMuse": (given("", SPECULATORS, speculators_model_type="mmuse"), (), "an MMuse head"),
 }

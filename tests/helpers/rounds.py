@@ -17,7 +17,8 @@ from treespec.hf.cache import slot_cache
 from treespec.hf.cache.caches import FilledLayer, filled_layers
 from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.models.capability import keeps_states
-from treespec.hf.recurrent.layers import StateLayer, state_cache
+from treespec.hf.recurrent.layers import StateLayer
+from treespec.hf.recurrent.scorer import StateScorer
 from treespec.protocols import Capability, CausalScorer
 from treespec.tree import TokenTree, TreeBatch
 
@@ -122,8 +123,7 @@ def cache_error(model: PreTrainedModel, cache: Cache, slot_mask: torch.Tensor, r
             return float("inf")
         if not len(tokens):
             continue
-        fresh = state_cache(model.config) if keeps_states(model) else DynamicCache()
-        model(input_ids=tokens.unsqueeze(0), **{CACHE_NAME: fresh}, use_cache=True)
+        fresh = _fresh_cache(model, tokens.unsqueeze(0))
         for ours, theirs in zip(_filled(cache), _filled(fresh), strict=True):
             for states, expected in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
                 kept = states[row].index_select(-2, slots.to(states.device))
@@ -131,6 +131,16 @@ def cache_error(model: PreTrainedModel, cache: Cache, slot_mask: torch.Tensor, r
         for kept, expected in zip(recurrent_states(cache), recurrent_states(fresh), strict=True):
             worst = max(worst, float((kept[row] - expected[0]).abs().max()))
     return worst
+
+
+def _fresh_cache(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
+    if keeps_states(model):
+        scorer = StateScorer(model)
+        scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+        return scorer.cache
+    fresh = DynamicCache()
+    model(input_ids=ids, **{CACHE_NAME: fresh}, use_cache=True)
+    return fresh
 
 
 def recurrent_states(cache: Cache) -> list[torch.Tensor]:

@@ -5,20 +5,27 @@ import shutil
 
 import pytest
 import torch
-from helpers import dflash_files, eagle3_files
+from helpers import dflash_files, eagle3_files, eagle_files
 from helpers.checkpoints import code_in_a_pickle, half_a_pickle, no_safetensors, no_tensors_in_a_pickle
 from helpers.dflash_files import FULL, SLIDING, dspark
 from helpers.head_files import SPECULATORS
 from safetensors.torch import load_file, save_file
 
 EAGLE, DSPARK = eagle3_files.shape(hidden=32), dspark()
-METHODS = {"eagle3": EAGLE, "dflash": dflash_files.shape(), "dspark": DSPARK}
+METHODS = {
+    "eagle": eagle_files.shape(),
+    "eagle3": EAGLE,
+    "peagle": eagle3_files.parallel(),
+    "dflash": dflash_files.shape(),
+    "dspark": DSPARK,
+    "dflash2": dflash_files.dflash2(),
+}
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
 def files_of(made):
     """The module that writes files of such a head."""
-    return dflash_files if "block" in made else eagle3_files
+    return dflash_files if "block" in made else eagle_files if "is_eagle" in made else eagle3_files
 
 
 def write(folder, made, format_name=SPECULATORS):
@@ -97,14 +104,14 @@ WRONG_EAGLE3 = {
     "epsilon": (layer(rms_norm_eps="small"), "rms_norm_eps"),
     "no layer": (config(transformer_layer_config=[]), r"transformer_layer_config must be an object, got \[\]"),
     "another speculator": (config(speculators_model_type="mlp"), "holds a 'mlp' speculator"),
-    "another activation": (layer(hidden_act="gelu"), "hidden_act must be 'silu' to be supported, got 'gelu'"),
+    "another activation": (layer(hidden_act="relu2"), "hidden_act must be 'silu' or 'gelu' or .* got 'relu2'"),
     "another rope": (layer(rope_scaling={"rope_type": "longrope"}), "'longrope' is not supported"),
     "rope without factor": (layer(rope_scaling={"rope_type": "linear"}), "wrong one: KeyError.'factor'"),
     "rope of words": (layer(rope_theta="far"), "wrong one: ValueError"),
     "rope of nothing": (layer(rope_theta=None), "wrong one: TypeError"),
     "rope that divides by zero": (layer(rope_scaling=YARN), "division by zero"),
     "rope of layers": (layer(rope_parameters={"full_attention": {}}), "one flat object"),
-    "partial rope": (layer(partial_rotary_factor=0.5), "only a part of each head"),
+    "partial rope of an odd number": (layer(partial_rotary_factor=0.5), "wrong one: .*numbers cannot be rotated"),
     "mixed layers": (layer(layer_types=[FULL, SLIDING], sliding_window=5), "one type for all layers"),
     "kinds of layers that are not strings": (layer(layer_types=2), "layer_types must be a list .*, got 2"),
     "layers without end": (layer(num_hidden_layers=ENDLESS), "num_hidden_layers must be .* at most .*, got 1000000000"),
@@ -149,8 +156,19 @@ WRONG_DFLASH = {  # Besides what all kinds read by the same code.
     "no Markov head": (tensors(markov_head__markov_w1__weight=None), r"missing: markov_head\.markov_w1"),
     "a Markov head of another rank": (config(markov_rank=7), r"markov_w1\.weight expected \[64, 7\]"),
     "a Markov head without end": (config(markov_rank=10**30), "markov_rank must be .* at most 16777216"),
-    "another Markov head": (config(markov_head_type="gated"), "markov_head_type must be 'vanilla' .*, got 'gated'"),
-    "another projector": (config(projector_type="domino"), "projector_type must be 'dflash' or 'dspark' .* 'domino'"),
+    "a Markov head without its gate": (config(markov_head_type="gated"), "missing: markov_head.gate_proj.bias"),
+    "another projector": (config(projector_type="gru"), "projector_type must be 'dflash' or 'dspark' .* 'gru'"),
+    "a selector without candidates": (config(selector_rank=4), "selector_top_k must be .*, got None"),
+    "a selector of a part": (config(selector_rank=4, selector_top_k=2), "draft_vocab_size must be the whole"),
+    "convolutions without their tensors": (
+        config(conv_kernel_size=2, conv_group_size=8),
+        r"missing: layers\.0\.attention_conv",
+    ),
+    "convolutions of uneven groups": (
+        config(conv_kernel_size=2, conv_group_size=7),
+        "conv_group_size must be a divisor of the hidden size 32",
+    ),
+    "sinks without their tensors": (config(attention_sink_bias=True), r"missing: .*attention_sink_bias"),
     "no block": (config(block_size=None), "block_size must be .*, got None"),
     "a block of one": (config(block_size=1), "block_size must be an int of at least 2 .*, got 1"),
     "a block without end": (config(block_size=2**24), "block_size must be .* at most 1024, got 16777216"),

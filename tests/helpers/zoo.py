@@ -260,11 +260,17 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             **_NO_LIMIT,
         },
     ),
+    # States elsewhere than in a transformers cache of the common kind; `RWKV` has them too.
+    Architecture("minimax", _EXPERTS | _HEADS | {"layer_types": _HYBRID["layer_types"][::-1], "block_size": 16}),
+    Architecture("recurrent_gemma", {"num_hidden_layers": 3, "attention_window_size": WINDOW}),
     # States of other kinds: chains by snapshot and replay.
     Architecture("glm_moe_dsa", MLA | INDEXED, Capability.CHAIN),
 )
 
-BY_NAME = {str(architecture): architecture for architecture in ARCHITECTURES}
+RWKV = Architecture("rwkv", {"rescale_every": 1, "max_position_embeddings": None}, attentions=_EAGER)
+"""For single texts: in its own batches transformers mixes the rows up, and takes padding for text."""
+
+BY_NAME = {str(architecture): architecture for architecture in (*ARCHITECTURES, RWKV)}
 
 
 def _of_name(architecture: Architecture | str) -> Architecture:

@@ -272,3 +272,21 @@ def test_what_is_refused(model):
     model.config.is_encoder_decoder = True
     with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
         treespec.speed_up(model)
+
+
+def test_layers_that_a_caller_has_optimised_stay(model):
+    """Weights in 8 bits are another model, which is to be decoded."""
+    write(next_to(model, "head"), EAGLE)
+    options = {"max_new_tokens": 24, "do_sample": False}
+    try:
+        treespec.optimize(model, dtype=torch.int8)
+    except NativeError as error:
+        pytest.skip(str(error))
+    kept = [vars(module).get("forward") for module in model.modules()]
+    plain = model.generate(PROMPT, **options)
+    speculation = treespec.speed_up(model)
+    assert model.generate(PROMPT, **options, custom_generate=speculation).equal(plain)
+    assert "those that treespec.optimize gave the model" in str(speculation)
+    speculation.restore()
+    assert [vars(module).get("forward") for module in model.modules()] == kept
+    treespec.restore(model)

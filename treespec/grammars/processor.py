@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from treespec.grammars.after import FREE, AfterState, marker_of
 from treespec.grammars.states import GrammarState, as_grammar_state
 from treespec.hf.generation.processors import BranchProcessor
 
@@ -86,14 +87,18 @@ class GrammarProcessor(BranchProcessor):
     Args:
         grammar: an `xgrammar.CompiledGrammar`, an `llguidance.LLMatcher`, an `outlines_core.Index`, a `TokenEnforcer`
             of lm-format-enforcer (see `token_enforcer`), or a `GrammarState` of your own at the start of a text.
+        after: a text or token ids that the grammar begins after, such as "</think>": everything is allowed up to the
+            token that completes it for the first time in the new tokens; None: the grammar begins at once.
+        tokenizer: reads the tokens where `after` is a text.
 
-    Raises `ConfigError`: something else.
+    Raises `ConfigError`: something else; a text without a tokenizer.
     """
 
     is_row_free = True
 
-    def __init__(self, grammar: Any) -> None:
-        self._states = PathStates(as_grammar_state(grammar))
+    def __init__(self, grammar: Any, *, after: str | Sequence[int] | None = None, tokenizer: Any = None) -> None:
+        state = as_grammar_state(grammar)
+        self._states = PathStates(state if after is None else AfterState(state, marker_of(after, tokenizer)))
         self._num_prompt: int | None = None
         self._prompt: Tensor | None = None
 
@@ -105,7 +110,10 @@ class GrammarProcessor(BranchProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Scores [M, V] with -inf where the grammar forbids a token after ids int64 [M, L]."""
         start = self._length_of_prompt(input_ids)
-        masks = [resized(self._states.mask(tuple(ids[start:])), scores.shape[-1]) for ids in input_ids.tolist()]
+        found = [self._states.mask(tuple(ids[start:])) for ids in input_ids.tolist()]
+        if all(mask is FREE for mask in found):
+            return scores
+        masks = [resized(mask, scores.shape[-1]) for mask in found]
         return scores.masked_fill(~torch.stack(masks).to(scores.device), -torch.inf)
 
     def of_row(self, ids: Tensor, scores: Tensor, row: int) -> Tensor:

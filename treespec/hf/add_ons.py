@@ -15,6 +15,7 @@ ADD_ONS: Registry[Callable[..., Any]] = Registry(
         "compile": "treespec.hf.models.compiled_target:CompiledTarget.of",
         "constraints": "treespec.grammars.call:Constraints",
         "offloaded to": "treespec.devices.weights:offloaded_to",
+        "own states": "treespec.hf.recurrent.own_states:own_states",
         "ranks": "treespec.devices.ranks:ranks_of",
         "state scorer": "treespec.hf.recurrent.scorer:StateScorer",
         "trace": "treespec.lab.trace.about:as_watcher",

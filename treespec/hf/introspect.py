@@ -89,9 +89,9 @@ class ModelFacts:
     @property
     def cache_argument(self) -> str:
         """The name under which `forward` takes a cache. Raises `UnsupportedModelError`: it takes none."""
-        for name in CACHE_ARGUMENTS:
-            if name in self.arguments:
-                return name
+        taken = [name for name in CACHE_ARGUMENTS if name in self.arguments]
+        if taken or "state" in self.arguments:  # RWKV's, which leaves a cache unread.
+            return (*taken, CACHE_NAME)[0]
         raise UnsupportedModelError(
             f"{self.name} takes no transformers cache (none of {', '.join(CACHE_ARGUMENTS)}): its tokens cannot be "
             "verified ahead"

@@ -9,11 +9,11 @@ from transformers import PreTrainedModel
 from treespec.checks import check_count
 from treespec.drafters import SuffixLookup, SuffixStore, TokenRecycling
 from treespec.errors import ConfigError
-from treespec.heads import Medusa
-from treespec.heads.drafting.base import HeadDrafter
+from treespec.heads import Assistant, Medusa
 from treespec.heads.files.kinds import KINDS
 from treespec.hf.engine_words import in_vllm_words
 from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.hf.loading.assistant import is_assistant
 from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter
 from treespec.hf.loading.models import load_model, load_tokenizer
@@ -31,6 +31,8 @@ _KEYS: dict[str, set[str]] = {
     "suffix": {f"suffix_decoding_{name}" for name in ("max_tree_depth", "max_cached_requests", "min_token_prob")},
     "token_recycling": set(),
 }
+_METHODS = {"dflash2": "dflash", "peagle": "eagle3"}
+"""Kinds of heads that vLLM runs by another's method."""
 _COMMON = {"method", "num_speculative_tokens", "speculative_token_tree"}
 
 
@@ -41,13 +43,14 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
         config: `method`, `num_speculative_tokens` (draft tokens per step), optionally
             `speculative_token_tree` (a list of rank paths as a literal; a chain without it), and the method's own keys:
             "draft_model": `model` (name, folder or model); with another tokenizer than the target's `tokenizer` (the
-            target's) and `assistant_tokenizer` (its own), names or tokenizers. "eagle3", "dflash", "dspark" and
-            "medusa": `model`, the head's name or folder. "mtp": `model`, the files, if they are not the target's.
+            target's) and `assistant_tokenizer` (its own), names or tokenizers. "eagle", "eagle3", "dflash", "dspark",
+            "medusa": `model`, the head's name or folder. "mtp": `model`, the files, if they are not the target's, or a
+            Gemma 4 assistant's.
             "ngram" and "ngram_gpu": `prompt_lookup_max`, `prompt_lookup_min`. "suffix": `suffix_decoding_` with
             `max_tree_depth`, `min_token_prob`, and `max_cached_requests`, 0 for no store. treespec's own
             "token_recycling" has none. With `speculative_algorithm` these are the arguments of SGLang's server, with
             `decoding_type` TensorRT-LLM's settings, see `in_vllm_words`.
-        target: the target model, for "eagle3", "dflash", "dspark" and "mtp", which read its embedding and states.
+        target: the target model, for heads and "mtp", which read its embedding and states.
         options: keyword arguments of `TreeSpeculation` except `tree`.
 
     Raises:
@@ -61,7 +64,7 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
         raise ConfigError("the configuration has the shape of the tree: use its speculative_token_tree, not tree=")
     config, tree = in_vllm_words(config)
     method = config.get("method")
-    known = _KEYS | {kind: {"model"} for kind in KINDS}
+    known = _KEYS | {kind: {"model", "parallel_drafting"} for kind in KINDS}
     if not isinstance(method, str) or method not in known:
         raise ConfigError(f"method must be one of {sorted(known)}, got {method!r}")
     unknown = sorted(map(str, set(config) - _COMMON - known[method]))
@@ -101,7 +104,10 @@ def _drafter(method: str, config: Mapping[str, Any], target: PreTrainedModel | N
             raise ConfigError(f"method 'medusa' needs 'model': the folder or file of the heads, got {heads!r}")
         return Medusa.load(heads)
     if method == "mtp":
-        return load_mtp(_needed(method, target), config.get("model"))
+        target, files = _needed(method, target), config.get("model")
+        if files is not None and is_assistant(files):
+            return load_drafter(files, target)
+        return load_mtp(target, files)
     if method == "token_recycling":
         return TokenRecycling()
     if method == "suffix":
@@ -123,12 +129,12 @@ def _suffix(config: Mapping[str, Any]) -> SuffixLookup:
     return SuffixLookup(max_match=max(depth - 1, 1), store=store, min_prob=min_prob)
 
 
-def _trained_head(method: str, name: Any, target: PreTrainedModel | None) -> HeadDrafter[Any]:
+def _trained_head(method: str, name: Any, target: PreTrainedModel | None) -> Drafter:
     if not isinstance(name, (str, Path)):
         raise ConfigError(f"method {method!r} needs 'model': the head's name or folder, got {name!r}")
     drafter = load_drafter(name, _needed(method, target))
-    found = drafter.head.config.algorithm
-    if found != method:
+    found = "mtp" if isinstance(drafter, Assistant) else drafter.head.config.algorithm
+    if method not in (found, _METHODS.get(found)):
         raise ConfigError(f"{name} holds a head of method {found!r}, the configuration says {method!r}")
     return drafter
 

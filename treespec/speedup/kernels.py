@@ -17,12 +17,14 @@ from torch import nn
 
 from treespec.cpu import optimize, restore
 from treespec.cpu.kernel_plan import kernel_folder
+from treespec.cpu.linear_kernels import FastForward
 from treespec.cpu.native import NativeError, is_compiled, load_library
 from treespec.errors import TreespecError
 
 MEMORY = Path("/proc/meminfo")
 MOST_MEMORY = 0.5
 """The share of the free memory that packed weights may take."""
+KEPT = "those that treespec.optimize gave the model before"
 COMPILER = "treespec compiles kernels"
 """The name of a thread."""
 
@@ -36,6 +38,8 @@ class Kernels:
 
     def __init__(self, model: nn.Module, heads: Sequence[nn.Module]) -> None:
         self._model, self._heads = model, heads
+        # What a caller has chosen stays, such as weights in 8 bits: they are another model.
+        self._is_optimized = any(isinstance(vars(module).get("forward"), FastForward) for module in model.modules())
         self._compiling: threading.Thread | None = None
         self.state = "on the model's own device: PyTorch's"
         if any(weight.device.type != "cpu" for weight in model.parameters()):
@@ -65,17 +69,17 @@ class Kernels:
     def restore(self) -> None:
         """Undo everything."""
         self._compiling = None
-        for module in (self._model, *self._heads):
+        for module in self._heads if self._is_optimized else (self._model, *self._heads):
             restore(module)
-        self.state = "PyTorch's"
+        self.state = KEPT if self._is_optimized else "PyTorch's"
 
     def _apply(self) -> None:
         try:
-            plan = optimize(self._model, is_quick=True).plan
+            plan = None if self._is_optimized else optimize(self._model, is_quick=True).plan
         except TreespecError as error:
             self.state = f"PyTorch's: {error}"
             return
-        self.state = f"treespec's for CPUs ({', '.join(dict.fromkeys(plan.choices.values()))})"
+        self.state = f"treespec's for CPUs ({', '.join(dict.fromkeys(plan.choices.values()))})" if plan else KEPT
         for head in self._heads:
             with suppress(TreespecError):  # Without a compiler it runs as it is.
                 optimize(head, dtype=torch.int8 if next(head.parameters()).dtype == torch.float32 else None)

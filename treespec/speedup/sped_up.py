@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
+from typing import Any, Unpack
 
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from treespec.checks import check_flag
 from treespec.errors import ConfigError
 from treespec.heads.drafting.base import HeadDrafter
+from treespec.hf.generation.call import Call, Options
 from treespec.hf.generation.output import Output
 from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.hf.generation.validate import ModelArguments
 from treespec.hf.introspect import check_model
 from treespec.speedup.kernels import Kernels
+from treespec.speedup.memory import draft_bytes, megabytes
+from treespec.speedup.plain import Ways, decode_plainly
 from treespec.speedup.sources import Found, find_drafters
 
 WIDTH, INDENT = 100, 10
@@ -32,11 +37,29 @@ class SpedUp(TreeSpeculation):
         self.model, self.found = model, found
         heads = [drafter.head for drafter in found.drafters if isinstance(drafter, HeadDrafter)]
         self._kernels = Kernels(model, heads)
+        self._ways = Ways()
 
-    def _run(self, *args: Any, **kwargs: Any) -> Output:
-        with self._turns:  # No kernel changes while another thread's call runs.
-            self._kernels.advance()
-        return super()._run(*args, **kwargs)
+    def _run(
+        self,
+        options: Options,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Unpack[ModelArguments],
+    ) -> Output:
+        prepared = options, model, input_ids, logits_processor, stopping_criteria, generation_config
+        call = Call.of(*prepared, model_kwargs)
+        with self._ways.timed(call, lambda: self.stats) as is_plain:
+            with self._turns:  # No kernel changes while another thread's call runs.
+                self._kernels.advance()
+                if is_plain:
+                    out, self.stats = decode_plainly(call, model_kwargs)
+                    self.steps, self.last_call = [], call.over()
+                    self.total_stats.add(self.stats)
+                    return out
+            return super()._run(*prepared, **model_kwargs)
 
     def restore(self) -> None:
         """Give the model's layers their own passes back; what drafts stays."""
@@ -48,6 +71,10 @@ class SpedUp(TreeSpeculation):
             ("drafts", "; ".join(self.found.names)),
             *(("not", f"{what}: {why}") for what, why in self.found.missing.items()),
             ("passes", self._kernels.state),
+            (
+                "memory",
+                f"{megabytes(sum(draft_bytes(self.model, self.drafter)))} for what drafts, in addition to the model",
+            ),
             ("so far", self._so_far()),
         ]
         return "\n".join(

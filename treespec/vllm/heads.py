@@ -196,7 +196,7 @@ def load_served_head(name: str, model: Any, target: str) -> ServedHead:
     lm_head = _weight(getattr(language, "lm_head", layers.embed_tokens))
     head = build_head(read_checkpoint(folder), embedding, lm_head, embedding.dtype, embedding.device)
     check_target(head.config, name, target, embedding.shape[1], [len(embedding)])
-    if not isinstance(head, Eagle3Head):
+    if type(head) is not Eagle3Head:
         raise ConfigError(f"{name} is a {type(head).__name__}: EAGLE-3 heads are served in vLLM")
     pack_products(head)
     return ServedHead(head, fused_layers(head.config, name, len(layers.layers)))

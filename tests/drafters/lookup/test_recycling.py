@@ -8,9 +8,11 @@ import torch
 from helpers.drafter_loop import VOCAB, Loop
 
 from treespec.drafters import TokenRecycling
+from treespec.drafters.lookup.recycling import MOST_UNREAD
 from treespec.drafters.lookup.recycling_table import Table
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.policies import BestFirst, Chain, KAry
+from treespec.tree import TreeBatch
 
 PROMPTS = [[1, 2, 3], [4], [5, 0, 2, 2, 1]]
 
@@ -96,3 +98,21 @@ def test_recycling_serves_one_vocabulary():
         Loop(drafter, [[1]], Chain(3), vocab_size=9)
     with pytest.raises(ConfigError, match="num_candidates"):
         TokenRecycling(0)
+
+
+def test_steps_without_drafts_are_learned_when_the_table_is_next_read():
+    """The latest of them; they cost nothing until then."""
+    drafter, generator = TokenRecycling(num_candidates=3), torch.Generator().manual_seed(5)
+    loop, expected = Loop(drafter, PROMPTS, BestFirst(8)), []
+    for _ in range(MOST_UNREAD + 3):
+        roots = loop.history.last_tokens.unsqueeze(1)
+        batch = TreeBatch(roots, torch.full_like(roots, -1))
+        logits = torch.randn(*roots.shape, VOCAB, generator=generator)
+        loop.step(batch, logits)
+        expected.append((batch, logits))
+    assert len(drafter._unread) == MOST_UNREAD
+    table = np.full((VOCAB, 3), -1)
+    for batch, logits in expected[-MOST_UNREAD:]:
+        numpy_table(table, batch, logits, 3)
+    assert (drafter.table.numpy() == table).all()
+    assert not drafter._unread

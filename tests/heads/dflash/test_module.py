@@ -2,16 +2,24 @@
 
 import pytest
 import torch
-from helpers.dflash_files import FULL, SLIDING, PlainDFlash, dspark, random_tensors, shape, write
+from helpers.dflash_files import FULL, SLIDING, PlainDFlash, dflash2, dspark, random_tensors, shape, write
 from helpers.head_files import SPECULATORS
 from helpers.tiny import tiny_llama
 
 from treespec.hf.loading.heads import load_head
 
+SINKS = {"extras": ("head_norms", "sinks", "mask_embedding"), "flags": {"attention_sink_bias": True}}
+SHAPES = {
+    "dflash": shape(),
+    "sinks": shape(draft_vocab=64, **SINKS),
+    "dflash2": dflash2(),
+    "dspark": dspark(),
+    "a gate": dspark(flags={"markov_head_type": "gated"}),
+    "a window": dspark(llama={"layer_types": [FULL, SLIDING], "sliding_window": 2}),
+}
 
-@pytest.mark.parametrize(
-    "made", [shape(), dspark(), dspark(llama={"layer_types": [FULL, SLIDING], "sliding_window": 2})]
-)
+
+@pytest.mark.parametrize("made", SHAPES.values(), ids=SHAPES)
 def test_blocks_anchored_in_texts_are_drafts(tmp_path, made):
     """Training's pass over two texts of different lengths against the plain reading of each block alone."""
     target, tensors = tiny_llama(num_layers=8), random_tensors(made)

@@ -3,14 +3,15 @@ target's own."""
 
 import pytest
 import torch
-from helpers import dflash_files, eagle3_files, medusa_files
-from helpers.dflash_files import AUTHORS, FULL, SLIDING, dspark
+from helpers import dflash_files, eagle3_files, eagle_files, medusa_files
+from helpers.dflash_files import AUTHORS, DFLASH2, FULL, SLIDING, dflash2, dspark
 from helpers.doc_snippets import run_opening, run_snippet
 from helpers.eagle3_files import SAFEAILAB
 from helpers.head_files import SPECULATORS
 from helpers.head_runs import check_distributions, left_padded, make, run
 from helpers.medusa_files import random_heads
 from helpers.tiny import prompt, tiny_llama
+from helpers.wrong_heads import files_of
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 from benchmarks.joint_distribution.cases import PLAIN, VOCAB_SIZE, WARPED
@@ -22,7 +23,9 @@ from treespec.literature import StochasticBeam
 from treespec.policies import SpecExec
 
 EAGLE, DFLASH, DSPARK = eagle3_files.shape(hidden=32), dflash_files.shape(), dspark()
-MODULES = {"eagle3": EAGLE, "dflash": DFLASH, "dspark": DSPARK}
+EAGLE_1, PARALLEL = eagle_files.shape(), eagle3_files.parallel()
+DEPTHS = {"dflash": DFLASH, "dspark": DSPARK, "dflash2": dflash2()}
+MODULES = {"eagle": EAGLE_1, "eagle3": EAGLE, "peagle": PARALLEL} | DEPTHS
 KINDS = MODULES | {"medusa": medusa_files.shape(40)}
 every_kind = pytest.mark.parametrize("made", KINDS.values(), ids=KINDS)
 every_module = pytest.mark.parametrize("made", MODULES.values(), ids=MODULES)
@@ -46,9 +49,17 @@ MIXED = {"layer_types": [FULL, SLIDING], "sliding_window": 3}
 BLOCK = {"mask_token_id": 63, "target_layer_ids": [0, 1]}
 CAUSAL = {"dflash_config": BLOCK | {"causal": True}}
 ALL_SLIDING = {"dflash_config": BLOCK | {"use_swa": True, "swa_window_size": 3}}
+PARTIAL = {"partial_rotary_factor": 0.7, "hidden_act": "gelu"}
+SINKS = {"attention_sink_bias": True, "use_swa": True, "swa_window_size": 3}
 SCALED = {"attention_value_scale": 0.6, "input_embedding_scale": 3.0, "output_multiplier": 0.7}
+FACTORS = {"output_multiplier": 0.7, "final_logit_softcapping": 1.5}
+SLID = {"layer_types": [SLIDING] * 2, "sliding_window": 4}
 CAPPED = {"dflash_config": BLOCK | SCALED | {"final_logit_softcapping": 1.5}}
 HEADS = {
+    "eagle 1": (SAFEAILAB, EAGLE_1),
+    "speculators eagle 1": (SPECULATORS, eagle_files.shape(layers=2, extras=("biases",), flags={"logit_scale": 0.4})),
+    "p-eagle": (SAFEAILAB, eagle3_files.parallel(draft_vocab=64, extras=("embedding", "no lm_head"), layers=1)),
+    "speculators p-eagle": (SPECULATORS, eagle3_files.parallel(flags={"fc_norm": True}, llama=SLID)),
     "safeailab": (SAFEAILAB, eagle()),
     "safeailab with an embedding": (SAFEAILAB, eagle(hidden=24, extras=("embedding",), draft_vocab=64)),
     "speculators eagle": (SPECULATORS, eagle(flags={"norm_before_residual": True, "norm_before_fc": True})),
@@ -56,7 +67,20 @@ HEADS = {
     "two layers of qwen3": (SPECULATORS, eagle(layers=2, extras=("head_norms", "biases"), key_heads=4)),
     "eagle with a factor": (SAFEAILAB, eagle(flags={"logit_scale": 0.4, "norm_output": True})),
     "eagle with a window": (SPECULATORS, eagle(key_heads=1, llama=WINDOW)),
+    "eagle of the whole vocabulary": (SAFEAILAB, eagle(draft_vocab=64, extras=("no lm_head",), llama=PARTIAL)),
     "dflash": (AUTHORS, dflash(draft_vocab=64)),
+    "dflash with sinks": (
+        AUTHORS,
+        dflash(
+            draft_vocab=64,
+            extras=("head_norms", "sinks", "mask_embedding"),
+            flags={"dflash_config": BLOCK | SINKS | {"attention_value_scale": 0.6}},
+            llama={"partial_rotary_factor": 0.4, "hidden_act": "gelu_pytorch_tanh"},
+        ),
+    ),
+    "dflash 2": (AUTHORS, dflash2(flags={"is_causal": False, "dflash_config": BLOCK | DFLASH2 | FACTORS}, llama=SLID)),
+    "speculators dflash 2": (SPECULATORS, dflash2(layers=1)),
+    "dspark with a gate": (AUTHORS, dspark(draft_vocab=64, flags={"markov_head_type": "gated", "logit_scale": 0.4})),
     "dflash with a window": (AUTHORS, dflash(draft_vocab=64, llama=MIXED, flags={"sliding_window_non_causal": True})),
     "dflash with windows everywhere": (AUTHORS, dflash(draft_vocab=64, flags=ALL_SLIDING)),
     "dflash with factors and a cap": (AUTHORS, dflash(draft_vocab=64, flags=CAPPED)),
@@ -84,7 +108,7 @@ def test_distributions_equal_the_plain_reading(tmp_path, target, name, do_sample
 
 
 class Early(LogitsProcessor):
-    """Path-dependent, and no draft token is left after token 7."""
+    """Path-dependent, and none of these tokens is left after token 7."""
 
     def __init__(self, target_ids):
         self._ids = target_ids
@@ -99,7 +123,7 @@ class Early(LogitsProcessor):
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
 def test_distributions_hold_the_callers_processors(tmp_path, target, made, do_sample):
     drafter, plain = make(tmp_path, target, made)
-    early = Early(torch.tensor(plain.target_ids))
+    early = Early(torch.tensor(plain.target_ids[:40]))  # No draft token is left of a vocabulary of 40.
 
     def process(text, logits):
         scores = early(torch.tensor([text]), logits.unsqueeze(0))[0]
@@ -170,7 +194,7 @@ def test_prompts_of_one_token_are_drafted(tmp_path, target, made):
     """By a DFlash head without a context, by others from the second step on: their first feature comes with a pass."""
     drafter, plain = make(tmp_path, target, made)
     run(target, drafter, left_padded([1, 1]), 6)
-    assert [step.trees.max_nodes > 1 for step in drafter.steps[:2]] == [made in (DFLASH, DSPARK), True]
+    assert [step.trees.max_nodes > 1 for step in drafter.steps[:2]] == [made in DEPTHS.values(), True]
     assert check_distributions(target, drafter, plain) > 10
 
 
@@ -214,11 +238,17 @@ JOINT = {
     "dflash, tree": ("traversal", KAry((2, 2)), PLAIN, DFLASH),
     "dspark, tree": ("traversal", KAry((2, 2)), PLAIN, DSPARK),
     "dspark, warped tree": ("traversal", BestFirst(6), WARPED, DSPARK),
+    "eagle, tree": ("traversal", KAry((2, 2)), PLAIN, EAGLE_1),
+    "peagle, tree": ("traversal", KAry((2, 2)), WARPED, PARALLEL),
+    "dflash 2, tree": ("traversal", KAry((2, 2)), WARPED, dflash2()),
     "dspark, selected": ("target_walk", KAry((4, 1), children="selected"), WARPED, DSPARK),
 }
 
 
-PLAIN_AND_SLOW = ("eagle3, chain", "eagle3, tree", "dflash, tree", "dspark, tree")
+PLAIN_AND_SLOW = (
+    *("eagle3, chain", "eagle3, tree", "dflash, tree", "dspark, tree"),
+    *("eagle, tree", "peagle, tree", "dflash 2, tree"),
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in PLAIN_AND_SLOW)) for n in JOINT])
@@ -227,14 +257,14 @@ def test_joint_distribution_is_the_targets(tmp_path, name):
     rule, policy, options, kind = JOINT[name]
     models = tiny_models()
     size = models.target.config.hidden_size
-    made = kind | {"hidden": size, "vocab": VOCAB_SIZE, "draft_vocab": VOCAB_SIZE - 3, "hidden_layers": (0, 1)}
-    if kind is EAGLE:
-        made |= {"target_hidden": size}
-        eagle3_files.write(tmp_path, made, eagle3_files.random_tensors(made, seed=1), SPECULATORS)
-    else:
-        made |= {"mask_token": 0}
-        dflash_files.write(tmp_path, made, dflash_files.random_tensors(made, seed=3, scale=0.15), SPECULATORS)
-    case = Case(rule, policy, name, options, lambda _: load_drafter(tmp_path, models.target, hidden_layers=(0, 1)))
+    is_whole = kind["draft_vocab"] == kind["vocab"]
+    made = kind | {"hidden": size, "vocab": VOCAB_SIZE, "draft_vocab": VOCAB_SIZE - (0 if is_whole else 3)}
+    made |= {"target_hidden": size} | ({"mask_token": 0} if "mask_token" in kind else {})
+    made |= {"hidden_layers": (-1,) if kind is EAGLE_1 else (0, 1)}
+    files, options_of_files = (dflash_files, (3, 0.15)) if "block" in kind else (files_of(kind), (1,))
+    files.write(tmp_path, made, files.random_tensors(made, *options_of_files), SPECULATORS)
+    layers = None if kind is EAGLE_1 else (0, 1)
+    case = Case(rule, policy, name, options, lambda _: load_drafter(tmp_path, models.target, hidden_layers=layers))
     result = run_case(case, models, num_batches=1, num_rows=1000)
     assert result["p"] > 1e-3
     assert result["block_efficiency"] > (1.1 if kind is EAGLE else 1.05)

@@ -54,7 +54,7 @@ def test_from_config_takes_a_head(tmp_path, target, method):
         from_config(config)
     with pytest.raises(ConfigError, match="'model'"):
         from_config({"method": method, "num_speculative_tokens": 3}, target=target)
-    other = {"eagle3": "dflash", "dflash": "dspark", "dspark": "eagle3"}[method]
+    other = {"dflash": "dspark", "eagle3": "eagle"}.get(method, "peagle" if method == "eagle" else "eagle")
     with pytest.raises(ConfigError, match=f"head of method {method!r}, the configuration says {other!r}"):
         from_config(config | {"method": other}, target=target)
 

@@ -3,9 +3,11 @@
 import pytest
 import torch
 from helpers.checkpoints import pickled
+from helpers.dflash_files import AUTHORS, shape
 from helpers.wrong_heads import EAGLE, write
 
 from treespec.errors import CheckpointError, TreespecWarning
+from treespec.heads.files.build import build_head
 from treespec.heads.files.checkpoint import read_checkpoint
 
 
@@ -27,4 +29,32 @@ def test_values_of_a_pickle_are_checked_too(tmp_path):
     file = tmp_path / "pytorch_model.bin"
     torch.save(torch.load(file, weights_only=True) | {"norm.weight": torch.full((32,), torch.nan)}, file)
     with pytest.warns(TreespecWarning), pytest.raises(CheckpointError, match="NaN or infinity in norm"):
+        read_checkpoint(tmp_path)
+
+
+EMBEDDING = torch.arange(32.0)
+
+
+@pytest.mark.parametrize("content", [EMBEDDING, {"embedding": EMBEDDING[None], "mask_token_id": 63}], ids=str)
+def test_a_mask_embedding_is_read_from_its_own_file(tmp_path, content):
+    """As Xiaomi ships it, next to safetensors."""
+    write(tmp_path, shape(draft_vocab=64), AUTHORS)
+    torch.save(content, tmp_path / "mask_embedding.pt")
+    head = build_head(read_checkpoint(tmp_path), torch.zeros(64, 32), torch.zeros(64, 32))
+    assert torch.equal(head.state_dict()["mask_embedding"], EMBEDDING)
+
+
+WRONG = {
+    "of another token": ({"embedding": EMBEDDING, "mask_token_id": 5}, "is of the mask token 5, .* says 63"),
+    "nothing in it": ({"mask_token_id": 63}, "must hold an embedding"),
+    "not finite": (torch.full((32,), torch.nan), "must hold an embedding of finite numbers"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_mask_embedding_is_refused(tmp_path, name):
+    content, message = WRONG[name]
+    write(tmp_path, shape(draft_vocab=64), AUTHORS)
+    torch.save(content, tmp_path / "mask_embedding.pt")
+    with pytest.raises(CheckpointError, match=rf"mask_embedding\.pt {message}"):
         read_checkpoint(tmp_path)

@@ -4,16 +4,18 @@ import json
 
 import pytest
 import torch
-from helpers import dflash_files, eagle3_files
+from helpers import dflash_files, eagle3_files, eagle_files
 from helpers.dflash_files import AUTHORS, FULL, SLIDING
 from helpers.head_files import SPECULATORS
-from helpers.published_heads import REFUSED, SERVED
+from helpers.published_heads import REFUSED, SERVED, UNSERVED
 from helpers.wrong_heads import edit_config, edit_tensors
 from helpers.wrong_heads import write as write_head
 
 from treespec.errors import CheckpointError
 from treespec.heads.dflash import files as dflash
 from treespec.heads.dflash.module import DFlashHead
+from treespec.heads.eagle import files as eagle
+from treespec.heads.eagle.module import EagleHead
 from treespec.heads.eagle3 import files as eagle3
 from treespec.heads.eagle3.module import unroll
 from treespec.heads.files.build import build_head
@@ -21,11 +23,17 @@ from treespec.heads.files.checkpoint import read_checkpoint
 from treespec.heads.files.config import NESTED_LAYERS, ConfigReader
 from treespec.heads.files.fitting import check_target
 from treespec.heads.files.keys import HARMLESS
+from treespec.heads.files.unserved import refuse_unserved
+from treespec.heads.modules.kv_cache import TrainingCache
 from treespec.heads.modules.rotary import ROPE_TYPES, Rotary
+from treespec.heads.peagle import files as peagle
+from treespec.heads.peagle.module import PEagleHead
 
 EMBEDDING = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
 KINDS = {
+    "eagle": (eagle.KEYS, eagle_files.shape(extras=("fusion bias",))),
     "eagle3": (eagle3.KEYS, eagle3_files.shape(hidden=32)),
+    "peagle": (peagle.KEYS, eagle3_files.parallel(layers=1)),
     "dflash": (dflash.KEYS, dflash_files.dspark()),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -36,6 +44,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
 # Each key with a value that matters, and what the file must say besides for it to matter.
 LAYERS = {
     "head_dim": (4, {}),
+    "hidden_act": ("gelu", {}),
+    "hidden_activation": ("gelu_pytorch_tanh", {}),
     "hidden_size": (48, {}),
     "intermediate_size": (48, {}),
     "max_position_embeddings": (9, {"rope_scaling": YARN}),
@@ -52,34 +62,58 @@ LAYERS = {
     "vocab_size": (63, {}),
     "logit_scale": (0.5, {}),
 }
+EAGLE3 = {
+    **LAYERS,
+    "layer_types": ([SLIDING], {"sliding_window": 5}),
+    "sliding_window": (3, WINDOW),
+    "draft_vocab_size": (39, {}),
+    "eagle_aux_hidden_state_layer_ids": ([1, 3, 6], {}),
+    "fc_norm": (True, {}),
+    "lm_head_from_target": (True, {"no lm_head": True}),
+    "norm_before_fc": (True, {}),
+    "norm_before_residual": (True, {}),
+    "norm_output": (True, {}),
+    "num_aux_hidden_states": (2, {}),
+    "num_aux_layers": (2, {}),
+    "speculators_model_type": ("dspark", {}),
+    "target_hidden_size": (48, {}),
+    "target_layer_ids": ([1, 3, 6], {}),
+    "truncated_vocab_size": (40, {"draft_vocab_size": None}),
+    "use_aux_norm": (True, {}),
+}
+METHODS = {"proposal_methods": [{"speculative_tokens": 2}]}
 CHANGES = {
-    "eagle3": {
+    "eagle": {
         **LAYERS,
         "layer_types": ([SLIDING], {"sliding_window": 5}),
         "sliding_window": (3, WINDOW),
         "draft_vocab_size": (39, {}),
-        "eagle_aux_hidden_state_layer_ids": ([1, 3, 6], {}),
-        "fc_norm": (True, {}),
-        "lm_head_from_target": (True, {"no lm_head": True}),
-        "norm_before_fc": (True, {}),
-        "norm_before_residual": (True, {}),
-        "norm_output": (True, {}),
-        "num_aux_hidden_states": (2, {}),
-        "num_aux_layers": (2, {}),
-        "speculators_model_type": ("dspark", {}),
+        "fusion_bias": (False, {}),
+        "lm_head_from_target": (True, {"draft_vocab_size": 63, "d2t": torch.zeros(63, dtype=torch.int64)}),
+        "speculators_model_type": ("eagle3", {}),
         "target_hidden_size": (48, {}),
-        "target_layer_ids": ([1, 3, 6], {}),
-        "truncated_vocab_size": (40, {"draft_vocab_size": None}),
-        "use_aux_norm": (True, {}),
+    },
+    "eagle3": EAGLE3,
+    "peagle": EAGLE3
+    | {
+        "speculators_model_type": ("dflash", {}),
+        "mask_token_id": (3, {}),
+        "pard_token": (3, {"mask_token_id": None, "pard_token": 4}),
+        "ptd_token_id": (3, {"mask_token_id": None, "ptd_token_id": 4}),
+        "speculators_config": (METHODS, {}),
     },
     "dflash": {
         **LAYERS,
         "layer_types": ([SLIDING, FULL], {"sliding_window": 2}),
         "sliding_window": (1, WINDOWS),
+        "add_swa_attention_sink_bias": (True, {}),
+        "attention_sink_bias": (True, {}),
         "attention_value_scale": (0.5, {}),
         "aux_hidden_state_layer_ids": ([2, 3], {}),
         "block_size": (4, {}),
         "causal": (True, {}),
+        "conv_group_size": (8, {}),
+        "conv_kernel_size": (2, {}),
         "dflash_query_causal": (True, {}),
         "draft_vocab_size": (39, {}),
         "dspark_bonus_anchor": (True, {"speculators_model_type": None, "sample_from_anchor": None}),
@@ -89,11 +123,14 @@ CHANGES = {
         "input_embedding_scale": (3.0, {}),
         "is_causal": (True, {"causal": False}),
         "lm_head_from_target": (True, {"no lm_head": True}),
+        "markov_head_type": ("gated", {}),
         "markov_rank": (7, {}),
         "mask_token_id": (3, {}),
         "num_target_layers": (12, {"aux_hidden_state_layer_ids": None, "num_target_layers": 8}),
         "output_multiplier": (0.5, {}),
         "sample_from_anchor": (False, {}),
+        "selector_rank": (4, {}),
+        "selector_top_k": (3, {}),
         "shift_label": (True, {"sample_from_anchor": None}),
         "sliding_window_non_causal": (True, WINDOWS),
         "speculators_model_type": ("dflash", {"sliding_window_non_causal": None, **WINDOWS}),
@@ -114,6 +151,8 @@ def write(folder, kind, **changes):
     write_head(folder, made)
     if changes.pop("no lm_head", False):
         edit_tensors(folder, lm_head__weight=None)
+    if "d2t" in changes:
+        edit_tensors(folder, d2t=changes.pop("d2t"))
     layers = {key: value for key, value in changes.items() if key in keys.layers}
     found = json.loads((folder / "config.json").read_text())
     own = {key: value for key, value in changes.items() if key not in layers}
@@ -127,10 +166,15 @@ def drafts(folder):
     check_target(head.config, folder, "target", 32, [64])
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(0, 64, (1, 7), generator=generator)
-    states = torch.randn(1, 7, head.fc.in_features, generator=generator)
+    states = torch.randn(1, 7, head.config.num_features * head.config.target_hidden_size, generator=generator)
     drafter = head.config.hidden_layers, head.config.layer.window
+    if isinstance(head, PEagleHead):
+        drafter = *drafter, head.config.mask_token, head.config.num_depths
     if isinstance(head, DFlashHead):
-        logits = head.read(head(tokens, states, torch.tensor([[3, 5]])), tokens[:, :1, None])
+        logits = head.read(head(tokens, states, torch.tensor([[3, 5]])), tokens[:, None, :1])
+    elif isinstance(head, EagleHead):
+        mask = torch.ones(7, 7, dtype=torch.bool).tril()[None, None]
+        logits = head.lm_head(head.run(tokens, states, torch.arange(7)[None], mask, TrainingCache()))
     else:
         logits = torch.stack([head.lm_head(outputs[:, -1]) for outputs in unroll(head, tokens, head.fuse(states), 3)])
     return drafter, logits
@@ -164,7 +208,8 @@ def test_every_key_of_the_table_is_tried(monkeypatch, tmp_path, kind):
     get = ConfigReader.get
     monkeypatch.setattr(ConfigReader, "get", lambda self, key, *rest: asked.add(key) or get(self, key, *rest))
     drafts(write(tmp_path, kind))
-    assert asked <= keys.used | keys.layers | keys.inert.keys() | {NESTED_LAYERS, keys.section, "architectures"}
+    known = keys.used | keys.layers | keys.inert.keys() | {NESTED_LAYERS, keys.section, "architectures"}
+    assert asked <= known | ({"proposal_methods", "speculative_tokens"} if kind == "peagle" else set())
 
 
 def put(folder, section, **values):
@@ -178,7 +223,7 @@ def test_keys_without_effect_have_none(tmp_path, kind):
     keys, _ = KINDS[kind]
     folder = write(tmp_path, kind)
     before = drafts(folder)
-    harmless = {*HARMLESS, *keys.harmless, "image_token_id", "eos_token_id"} - {"architectures"}
+    harmless = {*HARMLESS, *keys.harmless, "image_token_id", "eos_token_id"} - {"architectures", *keys.used}
     neutral = {key: supported[0] for key, supported in keys.inert.items()}
     for section in ("", NESTED_LAYERS, keys.section):
         put(folder, section, **dict.fromkeys(harmless, "anything"), **neutral, wobble=None)
@@ -269,6 +314,25 @@ def test_absent_keys_have_vllms_defaults(tmp_path):
 def test_published_configurations_are_known(tmp_path, name):
     keys, values = SERVED[name]
     keys.check(ConfigReader(tmp_path, values))
+
+
+@pytest.mark.parametrize("name", UNSERVED)
+def test_published_kinds_that_are_not_served_are_named(tmp_path, name):
+    values, tensors, message = UNSERVED[name]
+    with pytest.raises(CheckpointError, match=f"holds {message}"):
+        refuse_unserved(tmp_path, values, tensors)
+
+
+def test_no_served_configuration_is_taken_for_one_that_is_not(tmp_path):
+    for _, values in SERVED.values():
+        refuse_unserved(tmp_path, values)
+    write_head(tmp_path, KINDS["dflash"][1])
+    edit_tensors(tmp_path, layers__0__mlp__up_proj__weight_scale=torch.ones(1))
+    with pytest.raises(CheckpointError, match="holds quantised weights"):
+        read_checkpoint(tmp_path)
+    edit_config(tmp_path, quantization_config={"quant_method": "fp8"})
+    with pytest.raises(CheckpointError, match=r"holds quantised weights \(quantization_config\)"):
+        read_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("name", REFUSED)

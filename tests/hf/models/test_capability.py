@@ -13,8 +13,8 @@ from transformers import (
     LlamaConfig,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
-    RecurrentGemmaConfig,
-    RecurrentGemmaForCausalLM,
+    xLSTMConfig,
+    xLSTMForCausalLM,
 )
 
 from treespec.errors import UnsupportedModelError
@@ -26,13 +26,6 @@ BART = BartConfig(vocab_size=64, d_model=32, encoder_layers=1, decoder_layers=1,
                   encoder_attention_heads=4, decoder_attention_heads=4, max_position_embeddings=64)  # fmt: skip
 
 
-def recurrent_gemma():
-    config = RecurrentGemmaConfig(
-        **SMALL, intermediate_size=48, block_types=("recurrent", "attention"), attention_window_size=8
-    )
-    return RecurrentGemmaForCausalLM(config)
-
-
 REFUSED = {
     "encoder-decoder": (lambda: BartForConditionalGeneration(BART), "encoder-decoder"),
     "both directions": (lambda: BertLMHeadModel(BertConfig(**SMALL)), "both directions"),
@@ -41,7 +34,10 @@ REFUSED = {
         lambda: OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=4)),
         "no transformers cache",
     ),
-    "state outside the cache": (recurrent_gemma, "outside its cache"),
+    "a cache of its own": (
+        lambda: xLSTMForCausalLM(xLSTMConfig(vocab_size=64, hidden_size=32, num_blocks=2, num_heads=4)),
+        "xLSTMForCausalLM fails on a few tokens with a transformers cache",
+    ),
 }
 
 

@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -17,14 +18,26 @@ import treespec
 from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
 from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf import make_scorer
+from treespec.hf.introspect import model_facts
 from treespec.hf.models.capability import keeps_states
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.recurrent import operators
+from treespec.hf.recurrent.own_states import own_states
 from treespec.hf.recurrent.scorer import StateScorer
 from treespec.lab.selftest.drafters import Planted
 from treespec.policies import BestFirst, Chain, KAry
 from treespec.protocols import Capability
-from treespec.testing import enumerate_continuations, g_test, uncached
+from treespec.testing import (
+    WITHOUT_REPLACEMENT,
+    FixedShape,
+    RandomDistributions,
+    ToyDrafter,
+    enumerate_continuations,
+    exact_distribution,
+    g_test,
+    uncached,
+)
+from treespec.verification import RULES
 
 TOLERANCE = 1e-4
 SERVED = [
@@ -32,8 +45,9 @@ SERVED = [
     for architecture in ARCHITECTURES
     if architecture.capability == Capability.TREE and keeps_states(build(architecture))
 ]
-KINDS = ("lfm2", "qwen3_5_text", "kimi_linear", "bamba", "jamba")
-"""One architecture of each kind: convolutions alone, delta rules with decays per head and channel, Mamba-2 and 1."""
+KINDS = ("lfm2", "qwen3_5_text", "kimi_linear", "bamba", "jamba", "minimax", "recurrent_gemma")
+"""One architecture of each kind: convolutions alone, delta rules with decays per head and channel, Mamba-2 and 1,
+lightning attention, RG-LRU."""
 OPTIONS = {"do_sample": False, "pad_token_id": 0, "eos_token_id": VOCAB_SIZE + 1}
 
 
@@ -156,6 +170,53 @@ def test_chains_and_single_tokens_go_the_same_way(name):
         check_identity(model, ids, torch.ones_like(ids), 20, speculation)
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_rejected_chains_cost_no_second_pass(name, monkeypatch):
+    model, ids = build(name), prompts(1, 20)
+    truth, run, passes = plain_texts(model, ids, 12), StateScorer._run, []
+    check_identity(model, ids, torch.ones_like(ids), 2, lookups())  # With the checks of a first use, not counted.
+    monkeypatch.setattr(StateScorer, "_run", lambda *args, **options: passes.append(1) or run(*args, **options))
+    wrong = Planted([[(token + 1) % VOCAB_SIZE for token in truth[0]]], VOCAB_SIZE, 1)
+    speculation = treespec.TreeSpeculation(wrong, tree=Chain(4))
+    check_identity(model, ids, torch.ones_like(ids), 12, speculation)
+    assert len(passes) == 1 + 12
+
+
+def test_rwkv_decodes_single_texts():
+    """transformers' own batches mix rows up: here each row is what it is alone; padding is refused."""
+    model, ids = build("rwkv"), prompts(3, 20)
+    game = Game(model, make_scorer(model), [26, 26, 26])
+    assert game.play(3, num_passes=2) <= TOLERANCE
+    game.select_rows([2, 0])
+    assert game.play(2) <= TOLERANCE
+    alone = [plain_texts(model, row[None], 24)[0] for row in ids]
+    speculation = treespec.TreeSpeculation(Planted(alone, VOCAB_SIZE, 4), tree=16)
+    out = model.generate(ids, max_new_tokens=24, **OPTIONS, custom_generate=speculation)
+    assert out[:, 20:].tolist() == alone
+    assert any(rank > 0 for rank in speculation.stats.num_accepted_at_rank)
+    mask = (torch.arange(20) >= torch.tensor([[0], [3], [0]])).long()
+    with pytest.raises(UnsupportedModelError, match="give its prompts one by one"):
+        model.generate(ids, attention_mask=mask, max_new_tokens=4, **OPTIONS, custom_generate=speculation)
+
+
+def test_states_of_modules_stay_those_of_plain_passes():
+    """RecurrentGemma's: a plain text can go on where it was after a call with trees."""
+    model, ids = build("recurrent_gemma"), prompts(1, 20)
+    model(ids[:, :19])
+    blocks = [layer.temporal_block for layer in model.model.layers[:2]]
+    kept = [[block.conv1d_state.clone(), block.rg_lru.recurrent_states.clone()] for block in blocks]
+    scorer = filled(model)
+    scorer.extend(prompts(1, 3, seed=1), torch.tensor([[-1, 0, 0]]))
+    scorer.commit([(0, 2)])
+    for block, states in zip(blocks, kept, strict=True):
+        assert torch.equal(block.conv1d_state, states[0])
+        assert torch.equal(block.rg_lru.recurrent_states, states[1])
+
+
+def lookups() -> treespec.TreeSpeculation:
+    return treespec.TreeSpeculation(TokenRecycling(), tree=8)
+
+
 def plain_texts(model, ids, num_new, mask=None):
     mask = torch.ones_like(ids) if mask is None else mask
     out = model.generate(ids, attention_mask=mask.long(), max_new_tokens=num_new, **OPTIONS)
@@ -201,9 +262,9 @@ def test_long_greedy_texts_equal_generate(architecture: Architecture, num_nodes:
     for padding in ([0], [0, 5, 12]):
         mask = torch.arange(30) >= torch.tensor(padding).unsqueeze(1)
         ids = prompts(len(padding), 30, seed=num_nodes).masked_fill(~mask, 0)
-        drafter = Planted(plain_texts(model, ids, 80, mask), VOCAB_SIZE, 4)
+        drafter = Planted(plain_texts(model, ids, 100, mask), VOCAB_SIZE, 4)
         speculation = treespec.TreeSpeculation(drafter, tree=BestFirst(num_nodes))
-        check_identity(model, ids, mask, 80, speculation)
+        check_identity(model, ids, mask, 100, speculation)
         assert any(rank > 0 for rank in speculation.stats.num_accepted_at_rank)
 
 
@@ -217,12 +278,13 @@ def rounding_of(model: PreTrainedModel, dtype: torch.dtype, num_nodes: int) -> t
     whole = torch.cat([ids, tokens], 1)
     expected = model.float()(input_ids=whole, use_cache=False).logits[0, 20:]
     model = model.to(dtype)
-    scorer = RecurrentScorer(model, capability=Capability.PLAIN)
-    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
-    parts = [
-        scorer.extend(token, torch.tensor([[number - 1]])).logits for number, token in enumerate(tokens.split(1, 1))
-    ]
-    plain = [torch.cat(parts, 1)[0], model(input_ids=whole, use_cache=False).logits[0, 20:]]
+    plain = [model(input_ids=whole, use_cache=False).logits[0, 20:]]
+    if own_states(model_facts(model)) is None:
+        scorer = RecurrentScorer(model, capability=Capability.PLAIN)
+        scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+        parents = [torch.tensor([[number - 1]]) for number in range(num_nodes)]
+        parts = [scorer.extend(*part).logits for part in zip(tokens.split(1, 1), parents, strict=True)]
+        plain.append(torch.cat(parts, 1)[0])
     tree = filled(model).extend(tokens, torch.arange(-1, num_nodes - 1)[None]).logits[0]
     return (tree - expected).abs().max().item(), max((part - expected).abs().max().item() for part in plain)
 
@@ -268,6 +330,33 @@ def test_joint_distribution_is_the_targets(name):
         custom_generate=speculation,
     )
     assert g_test(Counter(map(tuple, out[:, 8:].tolist())), exact) > 1e-4
+
+
+@pytest.mark.parametrize("name", [*KINDS, "rwkv"])
+@torch.no_grad()
+def test_joint_distribution_is_the_targets_by_enumeration(name):
+    """All drafts and all coins: trees of samples without replacement, scored behind a committed path."""
+    model, kept = build(name), [10, 11, 12]
+    scorer, tokens = filled(model), torch.tensor([[20, 21, 22]])
+    scorer.extend(tokens, torch.tensor([[-1, 0, 0]]))
+    scorer.commit([(0, 2)])
+    contexts = [(), *product(range(3)), *product(range(3), repeat=2)]
+    columns = torch.tensor([[5, *(kept[context[-1]] for context in contexts[1:])]])
+    parents = torch.tensor([[-1, *(contexts.index(context[:-1]) for context in contexts[1:])]])
+    probs = scorer.extend(columns, parents).logits[0, :, kept].double().softmax(-1).numpy()
+
+    def target(context):
+        return probs[contexts.index(context)]
+
+    drafter = ToyDrafter(WITHOUT_REPLACEMENT, FixedShape.kary(2, 1), (RandomDistributions(3, 2),))
+    found = exact_distribution(RULES["traversal"], drafter, target).probs
+    text = torch.cat([prompts(1, 20), tokens[:, [0, 2]], columns[:, :1]], 1)[0]
+    for context, prob in enumerate_continuations(uncached(model, text, only(kept)), 3).joint.items():
+        assert found[tuple(map(kept.index, context))] == pytest.approx(prob, abs=1e-5)
+
+
+def only(kept):
+    return lambda _, scores: torch.full_like(scores, -torch.inf).index_copy(1, torch.tensor(kept), scores[:, kept])
 
 
 @pytest.mark.slow

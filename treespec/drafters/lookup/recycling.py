@@ -1,8 +1,9 @@
 """Token recycling (Luo et al. 2024): the target's best candidates at every node, accepted or not, draft later trees."""
 
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from treespec.tree import PADDING_PARENT, TreeBatch
 FORMAT = "treespec-recycling-1"
 PRIOR_HITS, PRIOR_TRIALS = 4.0, 10.0
 """The prior of rank r being right is 0.4 x 2^-r, with the weight of ten observations."""
+MOST_UNREAD = 32
+"""The latest steps without drafts, which are learned from when the table is next read: till then they cost nothing."""
 MANY_TRIALS = 2.0**20
 """Counts are halved beyond this: float32 cannot add one to 2^24, and recent outcomes should count."""
 
@@ -38,6 +41,7 @@ class TokenRecycling(SessionSource):
         self.num_candidates = check_count("num_candidates", num_candidates)
         self._table: Tensor | None = None
         self._hits = torch.zeros(0, dtype=torch.float32, device="cpu")
+        self._unread = deque[VerifiedStep](maxlen=MOST_UNREAD)
         if table is not None:
             check_table(table)
             self.num_candidates = table.candidates.shape[1]
@@ -62,20 +66,36 @@ class TokenRecycling(SessionSource):
         policy = self._policy
         if not can_use_heap(policy):
             return policy.grow(self, max_depth)
-        probs = self.rank_probs.tolist()
+        table, probs = self.table, self.rank_probs.tolist()
 
         def children_of(token: int) -> list[tuple[float, int, int]]:
-            return [(p, t, t) for p, t in zip(probs, self.table[token].tolist(), strict=True) if t >= 0]
+            return [(p, t, t) for p, t in zip(probs, table[token].tolist(), strict=True) if t >= 0]
 
         roots = self.root_tokens.tolist()
         return TreeBatch.from_host_trees([grow_on_host(policy, t, t, children_of, max_depth) for t in roots])
 
     def update(self, step: VerifiedStep) -> None:
-        """Store the top k of every node's logits for its token; the last of several nodes with one token counts."""
-        top = step.top_tokens(self.table.shape[1])
-        tokens = step.trees.tokens[step.trees.parents != PADDING_PARENT]
-        self._count_hits(tokens, top)
-        self.table.numpy()[tokens.numpy()] = top.numpy()
+        """Learn from a step; from one without drafts when the table is next read."""
+        self._unread.append(step)
+        # On accelerators a recorded pass may write its logits where it wrote these.
+        if step.trees.max_nodes > 1 or step.scores.logits.device.type != "cpu":
+            self._read()
+
+    def _read(self) -> Tensor:
+        """The table with the top k of every node's logits for its token; the last of nodes with one token counts."""
+        table = self._table
+        assert table is not None
+        while self._unread:
+            step = self._unread.popleft()
+            top, tokens = step.top_tokens(table.shape[1]), step.trees.tokens[step.trees.parents != PADDING_PARENT]
+            self._count_hits(table[tokens], top)
+            table.numpy()[tokens.numpy()] = top.numpy()
+        return table
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._table is not None:
+            self._read()
+        return vars(self)
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """The table does not depend on rows."""
@@ -103,11 +123,13 @@ class TokenRecycling(SessionSource):
         """int64 [V, k], -1 where there is no candidate yet. Raises `ConfigError`: before the first call."""
         if self._table is None:
             raise ConfigError("there is no table before the first call of generation, which sets the vocabulary's size")
-        return self._table
+        return self._read()
 
     @property
     def rank_probs(self) -> Tensor:
         """float32 [k]: the running estimate that a rank holds the target's most likely token, not rising with rank."""
+        if self._unread:
+            self._read()
         ranks = torch.arange(len(self._hits) - 1, device="cpu")
         probs = (self._hits[:-1] + PRIOR_HITS * 0.5**ranks) / (self._hits[-1] + PRIOR_TRIALS)
         return probs.cummin(0).values
@@ -117,9 +139,8 @@ class TokenRecycling(SessionSource):
         probs = torch.where(candidates >= 0, self.rank_probs, 0.0)
         return Proposal(probs, candidates.clamp(min=0))
 
-    def _count_hits(self, tokens: Tensor, top: Tensor) -> None:
+    def _count_hits(self, known: Tensor, top: Tensor) -> None:
         """Count which rank held the target's most likely token, before the table is updated."""
-        known = self.table[tokens]
         is_trial = known[:, 0] >= 0
         hits = (known == top[:, :1]) & is_trial.unsqueeze(-1)
         counts = self._hits + torch.cat([hits.sum(0), is_trial.sum(0, keepdim=True)])

@@ -2,7 +2,7 @@
 
 Without a Markov head all nodes of a depth share one distribution, and the best trees are those of the depths' marginals
 (DDTree). With one the children of a node at depth d that holds token u have the distribution softmax(U[d] + W2 W1[u])
-(PCTree): a look-up per node and no second pass.
+(PCTree): a look-up per node and no second pass. DFlash 2's selector gives a node's children theirs in the same way.
 """
 
 import torch
@@ -13,7 +13,7 @@ from treespec.drafters.base import depth_room, single_nodes
 from treespec.heads.dflash.files import KEYS, dflash_config, dflash_keys, is_meant
 from treespec.heads.dflash.module import DFlashHead, Span
 from treespec.heads.drafting.base import HeadDrafter
-from treespec.heads.drafting.depths import DepthDrafts, useful_depth
+from treespec.heads.drafting.depths import After, DepthDrafts, useful_depth
 from treespec.heads.files.kinds import HeadKind, register
 from treespec.tree import TreeBatch
 from treespec.tree.transfer import upload
@@ -31,11 +31,15 @@ class DFlash(HeadDrafter[DFlashHead]):
         if depth < 1:
             return single_nodes(self.root_tokens)
         with torch.no_grad():
-            logits = self._read_block(depth)
-            return DepthDrafts(self._session, self.head.target_ids, logits, self.head.markov_head).grow(depth)
+            outputs = self._read_block(depth)
+            head, logits = self.head, self.head.read(outputs)
+            after: After | None = None
+            if head.is_conditional:
+                after = lambda at, tokens: head.after(at(logits), at(outputs), tokens)  # noqa: E731
+            return DepthDrafts(self._session, head.target_ids, logits, after).grow(depth)
 
-    def _read_block(self, num_depths: int) -> Float[Tensor, "B D W"]:
-        """Logits of the first depths below the roots, without what a Markov head adds."""
+    def _read_block(self, num_depths: int) -> Float[Tensor, "B D H"]:
+        """The outputs of the first depths below the roots."""
         head = self.head
         keys = self._keys
         for states, _, counts in self._unread.take():
@@ -50,7 +54,7 @@ class DFlash(HeadDrafter[DFlashHead]):
         keys.begin_pending(head.config.block_size)
         outputs = head.run(tokens, positions, [masks.get(span) for span in spans], keys)
         keys.drop_pending()
-        return head.read(head.by_depth(outputs)[:, :num_depths])
+        return head.by_depth(outputs)[:, :num_depths]
 
     def _read_context(self, states: Float[Tensor, "B M Y"], counts: list[int]) -> None:
         """Keep the keys of committed tokens' states for good."""
@@ -81,13 +85,12 @@ class DFlash(HeadDrafter[DFlashHead]):
 
 register(
     HeadKind(
-        names=("dflash", "dspark"),
+        names=("dflash", "dspark", "dflash2"),
         keys=KEYS,
         is_meant=is_meant,
         read_config=dflash_config,
         head=DFlashHead,
         drafter=DFlash,
         write_config=dflash_keys,
-        shares_lm_head=True,
     )
 )

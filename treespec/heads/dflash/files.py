@@ -1,4 +1,4 @@
-"""The shape of a DFlash (z-lab) or DSpark (DeepSpec) head from `config.json`.
+"""The shape of a DFlash or DFlash 2 (z-lab) or DSpark (DeepSpec) head from `config.json`.
 
 The authors keep Qwen3's keys and DSpark's at the top and DFlash's own in `dflash_config`; `target_layer_ids` count
 layer *outputs*, from zero: hidden_states[id + 1]. The speculators library's `aux_hidden_state_layer_ids` are indices
@@ -14,6 +14,7 @@ in vLLM. The output is multiplied before it is capped, as in SGLang.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -33,22 +34,26 @@ from treespec.heads.files.export import common_keys
 from treespec.heads.files.keys import INERT, LAYER_KEYS, KindKeys, words
 
 MARKOV_WEIGHT = "markov_head.markov_w1.weight"
+SELECTOR = "candidate_selector."
+MARKOV_TYPES = ("vanilla", "gated")
 
+USED = words(
+    f"""
+    add_swa_attention_sink_bias attention_sink_bias attention_value_scale {DFLASH_LAYERS} block_size causal
+    conv_group_size conv_kernel_size dflash_query_causal draft_vocab_size dspark_bonus_anchor dspark_markov_rank
+    {EAGLE3_LAYERS} final_logit_softcapping input_embedding_scale is_causal lm_head_from_target logit_scale
+    markov_head_type markov_rank mask_token_id num_target_layers output_multiplier sample_from_anchor selector_rank
+    selector_top_k shift_label sliding_window_non_causal speculators_model_type swa_window_size target_hidden_size
+    target_layer_ids use_swa
+    """
+)
 KEYS = KindKeys(
     name="DFlash and DSpark",
     section="dflash_config",
-    used=words(
-        f"""
-        attention_value_scale {DFLASH_LAYERS} block_size causal dflash_query_causal draft_vocab_size dspark_bonus_anchor
-        dspark_markov_rank {EAGLE3_LAYERS} final_logit_softcapping input_embedding_scale is_causal lm_head_from_target
-        logit_scale markov_rank mask_token_id num_target_layers output_multiplier sample_from_anchor shift_label
-        sliding_window_non_causal speculators_model_type swa_window_size target_hidden_size target_layer_ids use_swa
-        """
-    ),
+    used=USED,
     inert={
-        **INERT,
+        **{key: values for key, values in INERT.items() if key not in USED},
         "dspark_fixup_head_type": ("markov",),
-        "markov_head_type": ("vanilla",),
         "projector_type": ("dflash", "dspark"),
         "pure_draft_prefix_len": (0, 1),
     },
@@ -56,9 +61,7 @@ KEYS = KindKeys(
     layers=LAYER_KEYS | {"logit_scale"},
     factors={
         "attention_value_scale": r"layers\.\d+\.self_attn\.v_proj\.(weight|bias)",
-        # The last norm stands for the output rows, which may be the target's own.
-        "logit_scale": r"norm\.weight|markov_head\.markov_w2\.weight",
-        "output_multiplier": r"norm\.weight",
+        "logit_scale": r"markov_head\.markov_w2\.weight",
     },
 )
 
@@ -72,7 +75,10 @@ def dflash_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> DFlash
     count = llama.integer("num_hidden_layers", most=len(tensors))
     hidden_layers = _hidden_layers(config, count)
     rank = _markov_rank(config, tensors)
+    config.require("markov_head_type", *MARKOV_TYPES)
     cap = config.get("final_logit_softcapping", 0)
+    sinks = config.flag("add_swa_attention_sink_bias", shape["layer"].has_sinks)
+    shape["layer"] = replace(shape["layer"], has_sinks=config.flag("attention_sink_bias", sinks))
     return DFlashConfig(
         **shape,
         num_features=len(hidden_layers),
@@ -82,9 +88,31 @@ def dflash_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> DFlash
         spans=_spans(config, llama, count),
         has_anchor_output=_has_anchor_output(config, rank),
         markov_rank=rank,
+        has_markov_gate=config.get("markov_head_type") == "gated",
+        has_mask_embedding="mask_embedding" in tensors,
         embedding_scale=config.factor("input_embedding_scale"),
+        output_factor=config.factor("output_multiplier") * config.factor("logit_scale"),
         logit_cap=config.factor("final_logit_softcapping") if cap else None,
+        **_of_dflash2(config, tensors, shape),
     )
+
+
+def _of_dflash2(config: ConfigReader, tensors: Mapping[str, Tensor], shape: Mapping[str, Any]) -> dict[str, int]:
+    """The fields of convolutions and of a selector, where the file has them."""
+    found = {}
+    size = shape["layer"].hidden_size
+    keys = set(config)
+    if "layers.0.attention_conv.base_kernel" in tensors or keys & {"conv_kernel_size", "conv_group_size"}:
+        found["num_taps"] = config.integer("conv_kernel_size", most=config.integer("block_size"))
+        found["group_size"] = config.integer("conv_group_size", most=size)
+        if size % found["group_size"]:
+            raise config.error("conv_group_size", f"a divisor of the hidden size {size}")
+    if any(name.startswith(SELECTOR) for name in tensors) or keys & {"selector_rank", "selector_top_k"}:
+        found["selector_rank"] = config.integer("selector_rank")
+        found["num_candidates"] = config.integer("selector_top_k")
+        if shape["draft_vocab_size"] != shape["vocab_size"]:
+            raise config.error("draft_vocab_size", "the whole vocabulary, which DFlash 2's selector scores")
+    return found
 
 
 def is_meant(config: ConfigReader, tensors: Mapping[str, Tensor]) -> bool:
@@ -97,7 +125,8 @@ def dflash_keys(config: DFlashConfig, hidden_layers: Sequence[int]) -> dict[str,
 
     Raises `ConfigError`: spans that the format cannot express.
     """
-    architecture = {"dspark": "DSparkDraftModel", "dflash": "DFlashDraftModel"}[config.algorithm]
+    names = {"dspark": "DSparkDraftModel", "dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
+    architecture = names[config.algorithm]
     keys = common_keys(config, architecture, config.num_depths, [span.window for span in config.spans]) | {
         DFLASH_LAYERS: list(hidden_layers),
         "block_size": config.block_size,
@@ -105,12 +134,24 @@ def dflash_keys(config: DFlashConfig, hidden_layers: Sequence[int]) -> dict[str,
         "sample_from_anchor": config.has_anchor_output,
         "sliding_window_non_causal": not _is_causal(config),
     }
+    return keys | _keys_of_additions(config)
+
+
+def _keys_of_additions(config: DFlashConfig) -> dict[str, Any]:
+    """The keys of what not every head has, as far as this one has it."""
+    keys: dict[str, Any] = {"attention_sink_bias": True} if config.layer.has_sinks else {}
     if config.embedding_scale != 1:
         keys["input_embedding_scale"] = config.embedding_scale
+    if config.output_factor != 1:
+        keys["output_multiplier"] = config.output_factor
     if config.logit_cap is not None:
         keys["final_logit_softcapping"] = config.logit_cap
+    if config.num_taps:
+        keys |= {"conv_kernel_size": config.num_taps, "conv_group_size": config.group_size}
+    if config.selector_rank:
+        keys |= {"selector_rank": config.selector_rank, "selector_top_k": config.num_candidates}
     if config.algorithm == "dspark":
-        keys |= {"markov_rank": config.markov_rank, "markov_head_type": "vanilla"}
+        keys |= {"markov_rank": config.markov_rank, "markov_head_type": MARKOV_TYPES[config.has_markov_gate]}
         keys |= {"enable_confidence_head": False, "confidence_head_with_markov": False}
     return keys
 
@@ -156,7 +197,7 @@ def _spans(config: ConfigReader, llama: ConfigReader, count: int) -> tuple[Span,
     if len(kinds) != count:
         raise llama.error("layer_types", f"a list of {count} types")
     is_forced = config.flag("use_swa") and SLIDING not in kinds
-    is_two_way = config.flag("sliding_window_non_causal", config.get("speculators_model_type") == "dflash")
+    is_two_way = config.flag("sliding_window_non_causal", config.get("speculators_model_type") in ("dflash", "dflash2"))
     causal = next((key for key in ("is_causal", "causal", "dflash_query_causal") if config.get(key) is not None), None)
 
     def span(kind: str) -> Span:

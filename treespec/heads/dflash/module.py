@@ -1,4 +1,4 @@
-"""DFlash draft heads (z-lab 2026, arXiv 2602.06036), and DSpark: DFlash with a Markov bias.
+"""DFlash draft heads (z-lab 2026, arXiv 2602.06036), DSpark: DFlash with a Markov bias, and DFlash 2, see `second`.
 
 One pass guesses the tokens at all depths. Its input is a block: the embeddings of the last committed token (the anchor)
 and of mask tokens after it. Queries are those of the block, keys and values those of [context; block]. The context are
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from treespec.heads.dflash.second import CandidateSelector, ConvolvedLayer
 from treespec.heads.modules.base import DraftHead, HeadConfig
 from treespec.heads.modules.kv_cache import TrainingCache
 from treespec.heads.modules.layers import DecoderLayer, KeyValueCache, Mask
@@ -39,7 +40,14 @@ class DFlashConfig(HeadConfig):
     has_anchor_output: bool = False  # The block's first position drafts a token too (DSpark).
     markov_rank: int = 0  # r, zero without a Markov head.
     embedding_scale: float = 1.0  # Multiplies a block's embeddings.
+    output_factor: float = 1.0  # Multiplies the logits, before the cap and a Markov head's bias.
     logit_cap: float | None = None  # c of c tanh(logits / c), before a Markov head's bias.
+    has_mask_embedding: bool = False  # The mask token's embedding is the head's own.
+    has_markov_gate: bool = False
+    num_taps: int = 0  # Of the convolutions in DFlash 2's layers, zero without.
+    group_size: int = 1  # Channels that share what a token adds to a convolution's kernel.
+    selector_rank: int = 0  # Zero without DFlash 2's selector.
+    num_candidates: int = 0  # The tokens of a depth that the selector chooses from.
 
     @property
     def num_layers(self) -> int:
@@ -47,7 +55,9 @@ class DFlashConfig(HeadConfig):
 
     @property
     def algorithm(self) -> str:
-        """See `HeadConfig`: dspark with any of DSpark's additions, else dflash."""
+        """See `HeadConfig`: dflash2 with any of DFlash 2's additions, dspark with any of DSpark's, else dflash."""
+        if self.num_taps or self.selector_rank:
+            return "dflash2"
         return "dspark" if self.has_anchor_output or self.markov_rank else "dflash"
 
     @property
@@ -57,28 +67,39 @@ class DFlashConfig(HeadConfig):
 
 
 class MarkovHead(nn.Module):
-    """DSpark's bigram bias of low rank on the logits, B(u) = W2 W1[u]."""
+    """DSpark's bigram bias of low rank on the logits, B(u) = W2 W1[u].
 
-    def __init__(self, vocab_size: int, draft_vocab_size: int, rank: int) -> None:
+    With `gate_size`, the size of outputs h: B(u) = W2 (sigmoid(G [h; W1[u]]) W1[u]).
+    """
+
+    def __init__(self, vocab_size: int, draft_vocab_size: int, rank: int, gate_size: int = 0) -> None:
         super().__init__()
         self.markov_w1 = nn.Embedding(vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, draft_vocab_size, bias=False)
+        self.gate_proj = nn.Linear(gate_size + rank, rank) if gate_size else None
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """The bias [..., W] on the logits after tokens int64 [...], the target's ids."""
-        return self.markov_w2(self.markov_w1(tokens))
+    def forward(self, tokens: Tensor, outputs: Tensor) -> Tensor:
+        """The bias [..., W] on the logits of outputs [..., H] after tokens int64 [...], the target's ids."""
+        before = self.markov_w1(tokens)
+        if self.gate_proj is not None:
+            before = self.gate_proj(torch.cat([outputs, before], -1)).sigmoid() * before
+        return self.markov_w2(before)
 
 
 class DFlashHead(DraftHead[DFlashConfig]):
     """The head as a module; see `DraftHead` for the arguments. DSpark's confidence head is not part of it."""
 
     def __init__(self, config: DFlashConfig, embedding: Tensor, target_ids: Tensor) -> None:
-        layers = [DecoderLayer(config.layer, index) for index in range(config.num_layers)]
-        super().__init__(config, embedding, target_ids, layers)
-        self.hidden_norm = config.layer.norm()
-        self.markov_head = None
+        layer, sizes = config.layer, (config.vocab_size, config.draft_vocab_size)
+        super().__init__(config, embedding, target_ids, [_layer(config, index) for index in range(config.num_layers)])
+        self.hidden_norm = layer.norm()
+        self.mask_embedding = nn.Parameter(torch.zeros(layer.hidden_size)) if config.has_mask_embedding else None
+        self.markov_head = self.candidate_selector = None
         if config.markov_rank:
-            self.markov_head = MarkovHead(config.vocab_size, config.draft_vocab_size, config.markov_rank)
+            gate_size = layer.hidden_size if config.has_markov_gate else 0
+            self.markov_head = MarkovHead(*sizes, config.markov_rank, gate_size)
+        if config.selector_rank:
+            self.candidate_selector = CandidateSelector(config.vocab_size, layer.hidden_size, config.selector_rank)
 
     def forward(self, tokens: Tensor, states: Tensor, anchors: Tensor) -> Tensor:
         """Training's pass over texts: blocks anchored anywhere in them, each seeing the context before its anchor.
@@ -125,6 +146,8 @@ class DFlashHead(DraftHead[DFlashConfig]):
             cache: holds the context's keys, and gets the blocks'.
         """
         states = nn.functional.embedding(tokens, self.embedding)
+        if self.mask_embedding is not None:
+            states = torch.where((tokens == self.config.mask_token).unsqueeze(-1), self.mask_embedding, states)
         if self.config.embedding_scale != 1:
             states = states * self.config.embedding_scale
         rotation = self.rotary(positions, states.dtype)
@@ -137,11 +160,32 @@ class DFlashHead(DraftHead[DFlashConfig]):
         return outputs if self.config.has_anchor_output else outputs[..., 1:, :]
 
     def read(self, outputs: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """Logits [..., W] of outputs [..., H] and, for a Markov head, the tokens int64 [...] before them."""
+        """Logits [..., W] of outputs [..., H] and, where `is_conditional`, the tokens int64 [...] before them."""
         logits = self.lm_head(outputs)
+        if self.config.output_factor != 1:
+            logits = logits * self.config.output_factor
         if (cap := self.config.logit_cap) is not None:
             logits = (logits / cap).tanh() * cap
-        return logits if self.markov_head is None or tokens is None else logits + self.markov_head(tokens)
+        return logits if tokens is None else self.after(logits, outputs, tokens)
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether the token before one changes its distribution."""
+        return self.markov_head is not None or self.candidate_selector is not None
+
+    def after(self, logits: Tensor, outputs: Tensor, tokens: Tensor) -> Tensor:
+        """Logits [..., W] after tokens int64 [...], from those without [..., W] and the outputs [..., H]."""
+        if self.markov_head is not None:
+            logits = logits + self.markov_head(tokens, outputs)
+        if self.candidate_selector is not None:
+            logits = self.candidate_selector(logits, outputs, tokens, self.config.num_candidates)
+        return logits
+
+
+def _layer(config: DFlashConfig, index: int) -> DecoderLayer:
+    if not config.num_taps:
+        return DecoderLayer(config.layer, index)
+    return ConvolvedLayer(config.layer, index, config.block_size, config.num_taps, config.group_size)
 
 
 def anchored_masks(config: DFlashConfig, anchors: Tensor, num_tokens: int) -> list[AnchoredAttention]:

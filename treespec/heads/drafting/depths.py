@@ -1,6 +1,6 @@
 """Trees of heads whose one pass gives the distributions at all depths.
 
-All nodes of a depth share one, to which a Markov head adds a bias by their token.
+All nodes of a depth share one, which some heads change by the nodes' tokens.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,8 @@ from treespec.tree.transfer import download, upload
 
 Child = tuple[float, int, tuple[int, int]]
 """Its probability, its token, and its state: its depth and its token."""
+After = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+"""From a function that picks nodes' rows [..., *] of tensors [B, D, *], and tokens int64 [...], to logits [..., W]."""
 
 
 def useful_depth(session: Session, *limits: int) -> int:
@@ -37,7 +39,7 @@ class DepthDrafts(SessionSource):
     Args:
         target_ids: int64 [W], the target's id of every draft id.
         logits: raw, [B, D, W]; those at d are for the children of nodes at depth d.
-        bias: what is added to the logits after tokens int64 [...], [..., W]; None: nothing.
+        after: the logits after a token, where it changes them.
     """
 
     def __init__(
@@ -45,16 +47,16 @@ class DepthDrafts(SessionSource):
         session: Session,
         target_ids: Int[Tensor, "W"],
         logits: Float[Tensor, "B D W"],
-        bias: Callable[[Tensor], Tensor] | None = None,
+        after: After | None = None,
     ) -> None:
         self._session = session
         self._target_ids = target_ids
         self._logits = logits
-        self._bias = bias
+        self._after = after
         self._known: dict[tuple[int, int, int], list[Child]] = {}
         # The distributions of depths, where neither a path's tokens nor its draws change them.
         self._shared: Proposal | None = None
-        if bias is None and session.processors.is_path_free:
+        if after is None and session.processors.is_path_free:
             self._shared = head_proposal(session, target_ids, logits, None)
             if self._shared.tokens is not None:  # One wait for all depths.
                 self._shared = Proposal(*download(self._shared.probs, self._shared.tokens))
@@ -77,9 +79,11 @@ class DepthDrafts(SessionSource):
             probs, ids = self._shared
             ids = None if ids is None else _at_depths(ids, frontier.depths)
             return Proposal(_at_depths(probs, frontier.depths), ids)
-        logits = _at_depths(self._logits, frontier.depths)
-        if self._bias is not None:
-            logits = logits + self._bias(upload(logits.device, frontier.tokens)[0])
+        if self._after is None:
+            logits = _at_depths(self._logits, frontier.depths)
+        else:
+            (tokens,) = upload(self._logits.device, frontier.tokens)
+            logits = self._after(partial(_at_depths, depths=frontier.depths), tokens)
         return head_proposal(self._session, self._target_ids, logits, frontier)
 
     @property
@@ -104,9 +108,10 @@ class DepthDrafts(SessionSource):
         return self._known[key]
 
     def _look_up(self, row: int, depth: int, token: int) -> Proposal:
-        """The best children after a bias, [k] each."""
-        assert self._bias is not None
-        logits = self._logits[row, depth] + self._bias(torch.tensor([token], device=self._logits.device))[0]
+        """The best children after a token, [k] each."""
+        assert self._after is not None
+        tokens = torch.tensor(token, device=self._logits.device)
+        logits = self._after(lambda of_depths: of_depths[row, depth], tokens)
         return head_proposal(self._session, self._target_ids, logits, None)
 
 

@@ -16,12 +16,15 @@ from typing import Any
 from torch import Tensor
 
 from treespec.heads.eagle3.module import Eagle3Config
-from treespec.heads.files.config import EAGLE3_LAYERS, MAX_COUNT, SLIDING, ConfigReader, layer_kinds, window_size
+from treespec.heads.files.config import EAGLE3_LAYERS, MAX_COUNT, ConfigReader, one_window
 from treespec.heads.files.export import common_keys
 from treespec.heads.files.keys import INERT, LAYER_KEYS, KindKeys, words
 
 OWN_TENSORS = ("fc.weight", "d2t", "t2d", "layers.0.hidden_norm.weight")
 """Tensors of EAGLE-3 heads that no plain model has."""
+
+MASK_STATE = "mask_hidden"
+"""P-EAGLE's tensor."""
 
 KEYS = KindKeys(
     name="EAGLE-3",
@@ -49,35 +52,36 @@ KEYS = KindKeys(
 
 
 def eagle3_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Eagle3Config:
-    """The head's shape, with norms where the configuration or else the tensors have them.
+    """The head's shape.
 
     Raises `CheckpointError`: a missing or wrong value, or a setting that is not known or not supported.
     """
-    llama, own, shape = KEYS.read(config, tensors)
+    return Eagle3Config(**eagle3_shape(KEYS, config, tensors))
+
+
+def eagle3_shape(keys: KindKeys, config: ConfigReader, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The fields of `Eagle3Config`, with norms where the configuration or else the tensors have them."""
+    llama, own, shape = keys.read(config, tensors)
     num_layers = llama.integer("num_hidden_layers", 1, most=len(tensors))
-    kinds = set(layer_kinds(llama, num_layers))
-    if len(kinds) > 1:
-        raise llama.error("layer_types", "one type for all layers")
-    shape["layer"] = replace(shape["layer"], window=window_size(llama) if kinds == {SLIDING} else None)
+    shape["layer"] = replace(shape["layer"], window=one_window(llama, num_layers))
     if own.get("draft_vocab_size") is None:
         shape["draft_vocab_size"] = own.integer("truncated_vocab_size", shape["vocab_size"])
     outputs = own.layers(EAGLE3_LAYERS) or own.layers("target_layer_ids")
     hidden_layers = config.layers(EAGLE3_LAYERS) or tuple(i + 1 for i in outputs)
-    return Eagle3Config(
-        **shape,
-        num_features=len(hidden_layers) or _num_features(own, tensors, shape["target_hidden_size"]),
-        hidden_layers=hidden_layers or None,
-        num_layers=num_layers,
-        has_norm_before_residual=own.flag("norm_before_residual", own.get("speculators_model_type") is not None),
-        has_norm_before_fc=own.flag("norm_before_fc", "input_norm.weight" in tensors),
-        has_feature_norms=own.flag("fc_norm", own.flag("use_aux_norm", "fc_norm.0.weight" in tensors)),
-        has_norm_output=own.flag("norm_output"),
-    )
+    return shape | {
+        "num_features": len(hidden_layers) or _num_features(own, tensors, shape["target_hidden_size"]),
+        "hidden_layers": hidden_layers or None,
+        "num_layers": num_layers,
+        "has_norm_before_residual": own.flag("norm_before_residual", own.get("speculators_model_type") is not None),
+        "has_norm_before_fc": own.flag("norm_before_fc", "input_norm.weight" in tensors),
+        "has_feature_norms": own.flag("fc_norm", own.flag("use_aux_norm", "fc_norm.0.weight" in tensors)),
+        "has_norm_output": own.flag("norm_output"),
+    }
 
 
 def is_meant(config: ConfigReader, tensors: Mapping[str, Tensor]) -> bool:
     """Whether files without a kind's name are of such a head."""
-    return bool(tensors.keys() & set(OWN_TENSORS))
+    return bool(tensors.keys() & set(OWN_TENSORS)) and MASK_STATE not in tensors
 
 
 def eagle3_keys(config: Eagle3Config, hidden_layers: Sequence[int]) -> dict[str, Any]:

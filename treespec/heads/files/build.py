@@ -15,6 +15,17 @@ from treespec.heads.modules.base import DraftHead, HeadConfig
 IGNORED = ("verifier_norm.", "verifier_lm_head.", "confidence_head.", "rotary_emb.")
 """Prefixes of tensors that are not read: the target's own weights, what is computed, and DSpark's confidence head."""
 
+RENAMED = {
+    "midlayer.": "layers.0.",
+    "fusion_fc.": "fc.",
+    "transformer.": "layers.0.",
+    "encoder.fc.": "fc.",
+    "encoder.output_norm_enc.": "hidden_norm.",
+}
+"""Beginnings of names in some files: SafeAILab's EAGLE-3, speculators' EAGLE, transformers' DFlash assistants."""
+VECTORS = ("mask_hidden", "mask_embedding")
+"""Vectors that libraries write with different numbers of axes."""
+
 FROM_TARGET = "lm_head_from_target"
 """The configuration's key for files that leave out rows of the target's own `lm_head`."""
 
@@ -28,8 +39,8 @@ def build_head(
 ) -> DraftHead[Any]:
     """The head of a checkpoint, of the kind that its configuration says, in this dtype and on this device.
 
-    The target's weights [V, H] stand in for those that files leave out: its embedding, and its `lm_head` for files with
-    `lm_head_from_target` in their configuration and for DFlash and DSpark heads of the whole vocabulary.
+    The target's weights [V, H] stand in for those that files leave out: its embedding, and its `lm_head` for heads of
+    the whole vocabulary and for files with `lm_head_from_target` in their configuration.
 
     Raises `CheckpointError`: a configuration or a tensor that such a head does not have, or the target's weights are
     needed and do not fit.
@@ -43,7 +54,7 @@ def build_head(
     tensors.pop("t2d", None)
     ids = _target_ids(shape, offsets, checkpoint)
     embedding = _embedding(shape, tensors.pop("embed_tokens.weight", None), embedding, checkpoint)
-    is_targets = kind.shares_lm_head and shape.draft_vocab_size == shape.vocab_size
+    is_targets = shape.draft_vocab_size == shape.vocab_size
     if "lm_head.weight" not in tensors and (is_targets or config.get(FROM_TARGET) is True):
         tensors["lm_head.weight"] = _head_rows(shape, lm_head, ids, checkpoint)
     tensors = kind.keys.folded(tensors, config)
@@ -56,9 +67,15 @@ def build_head(
 
 
 def plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that are read, by the speculators library's names."""
-    plain = {name.removeprefix("model.").replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+    """The tensors that are read, by the modules' names."""
+    plain = {_plain_name(name): tensor for name, tensor in tensors.items()}
+    plain |= {name: plain[name].reshape(-1) for name in VECTORS if name in plain}
     return {name: t for name, t in plain.items() if not name.startswith(IGNORED) and not name.endswith(".inv_freq")}
+
+
+def _plain_name(name: str) -> str:
+    name = name.removeprefix("model.")
+    return next((new + name.removeprefix(old) for old, new in RENAMED.items() if name.startswith(old)), name)
 
 
 def _target_ids(config: HeadConfig, offsets: Tensor | None, checkpoint: Checkpoint) -> Tensor:

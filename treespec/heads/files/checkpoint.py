@@ -2,8 +2,9 @@
 
 import pickle
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from torch import Tensor, nn
 from treespec.data.tensor_file import open_tensors
 from treespec.errors import CheckpointError, TreespecWarning
 from treespec.heads.files.config import read_config
+from treespec.heads.files.unserved import refuse_unserved
 from treespec.heads.modules.layers import LayerConfig
 
+MASK_EMBEDDING = "mask_embedding.pt"
+"""A file next to others with the embedding of DFlash's mask token, or an object with it as `embedding`."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 """Opened by `torch.load(weights_only=True)`, which runs no code, where there is no safetensors file."""
-OF_TRAINING = ("optimizer", "rng_state", "scheduler", "training_args")
+OTHERS = ("optimizer", "rng_state", "scheduler", "training_args", MASK_EMBEDDING)
 """How names of pickles begin that hold something else."""
 NUM_NAMED = 4
 """How many tensors a message names; the others are counted."""
@@ -47,35 +51,42 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}: expected one with config.json and *.safetensors")
     config = read_config(folder / "config.json")
+    refuse_unserved(folder, config)
     tensors = {}
     for file in weight_files(folder):
-        fresh = read_finite_tensors(file)
+        fresh = read_finite_tensors(file, check=partial(refuse_unserved, folder, config))
         if twice := sorted(tensors.keys() & fresh.keys()):
             raise CheckpointError(f"{file} holds tensors that another file of the folder holds too: {some(twice)}")
         tensors |= fresh
+    if (folder / MASK_EMBEDDING).is_file():
+        tensors["mask_embedding"] = _read_mask_embedding(folder / MASK_EMBEDDING, config)
     return Checkpoint(folder, config, tensors)
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The folder's safetensors files, else its pickled ones. Raises `CheckpointError`: there are none of either."""
     files = sorted(folder.glob("*.safetensors")) or sorted(
-        file for file in folder.iterdir() if file.suffix in PICKLES and not file.name.startswith(OF_TRAINING)
+        file for file in folder.iterdir() if file.suffix in PICKLES and not file.name.startswith(OTHERS)
     )
     if not files:
         raise CheckpointError(f"{folder} needs *.safetensors files, found none")
     return files
 
 
-def read_finite_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """A file's tensors, or those of these names, on the CPU.
+def read_finite_tensors(
+    path: Path, names: Iterable[str] | None = None, check: Callable[[Iterable[str]], None] = list
+) -> dict[str, Tensor]:
+    """A file's tensors, or those of these names, on the CPU; `check` gets their names first.
 
     Raises `CheckpointError`: damaged, a pickle of more than tensors, or a weight is not a finite float.
     """
     if path.suffix in PICKLES:
         pickled = _read_pickle(path)
+        check(pickled)
         tensors = {name: pickled[name] for name in sorted(pickled if names is None else names)}
     else:
         with open_tensors(path) as file:
+            check(file.keys())
             tensors = {name: file.get_tensor(name) for name in sorted(file.keys() if names is None else names)}
     others = [
         f"{name} ({tensor.dtype})"
@@ -94,18 +105,36 @@ def read_finite_tensors(path: Path, names: Iterable[str] | None = None) -> dict[
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     """The tensors of a pickle, of which nothing but tensors is read; a warning says how to convert it."""
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        problem = f"is damaged, or holds more than tensors, which is not opened: {reason}"
-        raise CheckpointError(f"{path} {problem}") from error
+    found = _unpickle(path)
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise CheckpointError(f"{path} must hold tensors by name, found {type(found).__name__}")
     convert = "save_file({name: tensor.clone() for name, tensor in weights.items()}, 'model.safetensors')"
     hint = f"is a pickle: convert it once by weights = torch.load(file, weights_only=True); {convert}"
     warnings.warn(f"{path.name} {hint}", TreespecWarning, stacklevel=2)
     return {str(name): tensor.contiguous() for name, tensor in found.items()}
+
+
+def _unpickle(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        problem = f"is damaged, or holds more than tensors, which is not opened: {reason}"
+        raise CheckpointError(f"{path} {problem}") from error
+
+
+def _read_mask_embedding(path: Path, config: Mapping[str, Any]) -> Tensor:
+    """The embedding [H]. Raises `CheckpointError`: it is none, or that of another token."""
+    found = _unpickle(path)
+    if isinstance(found, Mapping):
+        token = (config.get("dflash_config") or config).get("mask_token_id")
+        if found.get("mask_token_id", token) != token:
+            own = found["mask_token_id"]
+            raise CheckpointError(f"{path} is of the mask token {own}, {path.with_name('config.json')} says {token}")
+        found = found.get("embedding")
+    if not isinstance(found, Tensor) or not found.is_floating_point() or not found.isfinite().all():
+        raise CheckpointError(f"{path} must hold an embedding of finite numbers, or an object with it as 'embedding'")
+    return found.reshape(-1)
 
 
 def load_state(module: nn.Module, tensors: Mapping[str, Tensor], layer: LayerConfig, path: Path) -> None:
@@ -145,7 +174,7 @@ def fuse_split(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     state = dict(tensors)
     for name in tensors:
         for fused, parts in FUSED.items():
-            if f".{parts[0]}." in name:
+            if f".{parts[0]}." in name and name.replace(parts[0], parts[-1]) in tensors:
                 pieces = [state.pop(name.replace(parts[0], part)) for part in parts]
                 state[name.replace(parts[0], fused)] = torch.cat(pieces)
     return state

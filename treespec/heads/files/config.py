@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from treespec.errors import CheckpointError
-from treespec.heads.modules.layers import LayerConfig
+from treespec.heads.modules.layers import ACTIVATIONS, LayerConfig
 from treespec.heads.modules.rotary import rope_settings
 
 MAX_SIZE, MAX_COUNT = 2**24, 2**10
@@ -143,7 +143,16 @@ def layer_config(llama: ConfigReader, tensors: Mapping[str, Tensor]) -> LayerCon
         has_output_bias="layers.0.self_attn.o_proj.bias" in tensors,
         has_mlp_bias="layers.0.mlp.gate_proj.bias" in tensors,
         has_head_norms="layers.0.self_attn.q_norm.weight" in tensors,
+        has_sinks="layers.0.self_attn.attention_sink_bias" in tensors,
+        activation=_activation(llama),
     )
+
+
+def _activation(llama: ConfigReader) -> str:
+    """The MLP's; Gemma's key for it wins, as in transformers."""
+    key = "hidden_activation" if llama.get("hidden_activation") is not None else "hidden_act"
+    llama.require(key, *ACTIVATIONS)
+    return llama.get(key, "silu")
 
 
 def layer_kinds(llama: ConfigReader, count: int) -> list[str]:
@@ -156,6 +165,14 @@ def layer_kinds(llama: ConfigReader, count: int) -> list[str]:
     if not isinstance(kinds, list) or not all(kind in (FULL, SLIDING) for kind in kinds):
         raise llama.error("layer_types", f"a list of {FULL!r} and {SLIDING!r}")
     return kinds
+
+
+def one_window(llama: ConfigReader, count: int) -> int | None:
+    """The window of layers that all have one or none. Raises `CheckpointError`: layers of both types."""
+    kinds = set(layer_kinds(llama, count))
+    if len(kinds) > 1:
+        raise llama.error("layer_types", "one type for all layers")
+    return window_size(llama) if kinds == {SLIDING} else None
 
 
 def window_size(llama: ConfigReader, key: str = "sliding_window", default: int | None = None) -> int:

@@ -93,7 +93,7 @@ def _layer_keys(config: HeadConfig, windows: Sequence[int | None]) -> dict[str, 
     layer = config.layer
     keys: dict[str, Any] = {
         "model_type": "qwen3" if layer.has_head_norms else "llama",
-        "hidden_act": "silu",
+        "hidden_act": layer.activation,
         "hidden_size": layer.hidden_size,
         "intermediate_size": layer.intermediate_size,
         "num_attention_heads": layer.num_heads,

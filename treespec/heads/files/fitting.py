@@ -43,7 +43,7 @@ def check_target(
 def fused_layers(
     config: HeadConfig, name: str | Path, num_layers: int, given: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """The indices of `HiddenStates` that the head `name` fuses; files never mean the last one, which is normed.
+    """The indices of `HiddenStates` that the head `name` fuses; the last one, which is normed, is EAGLE's alone.
 
     Args:
         num_layers: the target's.
@@ -53,6 +53,8 @@ def fused_layers(
         ConfigError: `given` are not as many as the head fuses, or not the target's.
         CheckpointError: nor are the configuration's.
     """
+    if given is None and config.reads_last_state:
+        return (num_layers,)
     if given is None and config.hidden_layers is None and config.num_features == 3:
         layers = (2, num_layers // 2, num_layers - 3)
     else:

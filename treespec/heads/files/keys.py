@@ -26,9 +26,9 @@ def words(text: str) -> frozenset[str]:
 
 LAYER_KEYS = words(
     """
-    head_dim hidden_size intermediate_size layer_types max_position_embeddings max_window_layers num_attention_heads
-    num_hidden_layers num_key_value_heads partial_rotary_factor rms_norm_eps rope_parameters rope_scaling rope_theta
-    sliding_window use_sliding_window vocab_size
+    head_dim hidden_act hidden_activation hidden_size intermediate_size layer_types max_position_embeddings
+    max_window_layers num_attention_heads num_hidden_layers num_key_value_heads partial_rotary_factor rms_norm_eps
+    rope_parameters rope_scaling rope_theta sliding_window use_sliding_window vocab_size
     """
 )
 """What says how a decoder layer computes, in llama's words."""
@@ -84,8 +84,6 @@ INERT: Mapping[str, tuple[Any, ...]] = {
     "add_swa_attention_sink_bias": (False,),
     "attention_mode": ("gqa",),
     "attention_sink_bias": (False,),
-    "hidden_act": ("silu",),
-    "hidden_activation": ("silu",),
     "is_neox_style": (True,),
     "norm_type": ("rms",),
     "rope_is_neox_style": (True,),

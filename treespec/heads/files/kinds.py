@@ -31,7 +31,6 @@ class HeadKind:
         head: makes the module from the shape, the embedding [V, H] and the target's ids int64 [W].
         drafter: makes the drafter from a head, the hidden states that it fuses and the longest text it reads.
         write_config: the keys of a head's shape and its hidden states in the speculators library's format.
-        shares_lm_head: a file of the whole vocabulary without `lm_head` means the target's own.
     """
 
     names: tuple[str, ...]
@@ -41,7 +40,6 @@ class HeadKind:
     head: Callable[[Any, Tensor, Tensor], DraftHead[Any]]
     drafter: Callable[[Any, Sequence[int], int | None], HeadDrafter[Any]]
     write_config: Callable[[Any, Sequence[int]], dict[str, Any]]
-    shares_lm_head: bool = False
 
 
 KINDS: dict[str, HeadKind] = {}

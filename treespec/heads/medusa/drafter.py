@@ -9,20 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from treespec.drafters.base import SessionSource, single_nodes
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
 from treespec.heads.drafting.depths import DepthDrafts, useful_depth
+from treespec.heads.drafting.root_features import LAST, RootFeatures
 from treespec.heads.medusa.files import load_heads
 from treespec.heads.medusa.module import MedusaHeads
-from treespec.protocols import HiddenStates, Session, VerifiedStep
+from treespec.protocols import Session, VerifiedStep
 from treespec.tree import TreeBatch
-from treespec.tree.transfer import upload
-
-LAST = -1
 
 
 class Medusa(SessionSource):
@@ -53,8 +50,8 @@ class Medusa(SessionSource):
     def start(self, session: Session) -> None:
         """Take the prompt's last feature.
 
-        Raises:
-            VocabularyMismatchError, CheckpointError: the heads have another vocabulary or another hidden size.
+        Raises `VocabularyMismatchError`: the heads have another vocabulary; then `propose` raises a `CheckpointError`
+        where they have another hidden size.
         """
         least = int(self._heads.target_ids.max()) + 1
         if least > session.vocab_size or (self._heads.token_map is None and least != session.vocab_size):
@@ -62,45 +59,29 @@ class Medusa(SessionSource):
                 f"the Medusa heads score {least} tokens, the target {session.vocab_size}: they belong to another model"
             )
         self._session = session
-        self._features = self._prompt_features(session.prompt_states)
+        self._features = RootFeatures(session)
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone before the target's first feature. See `Drafter`."""
         depth = useful_depth(self._session, max_depth, self._heads.num_heads)
-        if self._features is None or depth < 1:
+        features = self._features.states
+        if features is None or depth < 1:
             return single_nodes(self.root_tokens)
-        logits = self._heads.logits(self._features, depth)
+        logits = self._heads.logits(self._checked(features), depth)
         return DepthDrafts(self._session, self._heads.target_ids, logits).grow(depth)
 
     def update(self, step: VerifiedStep) -> None:
-        """Keep the feature of each row's last accepted node: the one that the next root was chosen after."""
-        states = step.scores.hidden_states[LAST]
-        nodes = [v.path[max(len(tokens) - 1, 0)] for v, tokens in zip(step.verdicts, step.emitted, strict=True)]
-        index = upload(states.device, torch.arange(len(nodes), device="cpu"), torch.tensor(nodes, device="cpu"))
-        self._features = self._take(states[index[0], index[1]])
+        self._features.update(step)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep only these rows' features, in this order."""
-        if self._features is not None:
-            (index,) = upload(self._features.device, torch.tensor(list(rows), device="cpu"))
-            self._features = self._features[index]
+        self._features.select_rows(rows)
 
-    def _prompt_features(self, states: HiddenStates) -> Float[Tensor, "B H"] | None:
-        """The features before the first roots; None where the target has computed none."""
-        if LAST not in states or states[LAST].shape[1] == 0:
-            return None
-        history = self._session.history
-        # A row of one token has only padding before its root: its first feature is zero.
-        has_text = [length - padding > 1 for length, padding in zip(history.lengths, history.num_padding, strict=True)]
-        last = states[LAST][:, -1]
-        return self._take(torch.where(torch.tensor(has_text, device=last.device).unsqueeze(1), last, 0.0))
-
-    def _take(self, features: Float[Tensor, "B H"]) -> Float[Tensor, "B H"]:
-        """Features on the call's device, where and in whose dtype the heads are from then on."""
+    def _checked(self, features: Float[Tensor, "B H"]) -> Float[Tensor, "B H"]:
+        """The features, where and in whose dtype the heads are from then on."""
         if features.shape[-1] != self._heads.hidden_size:
             raise CheckpointError(
                 f"the Medusa heads read hidden states of {self._heads.hidden_size} numbers, the target's have "
                 f"{features.shape[-1]}: they belong to another model"
             )
-        self._heads = self._heads.to(self._session.device, features.dtype)
-        return features.to(self._session.device)
+        self._heads = self._heads.to(features.device, features.dtype)
+        return features

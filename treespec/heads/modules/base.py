@@ -23,6 +23,11 @@ class HeadConfig(ABC):
     """The target's hidden states that are fused, see `HiddenStates`; None: EAGLE-3's choice."""
 
     @property
+    def reads_last_state(self) -> bool:
+        """Whether the state that is read is always the target's last one, after its norm."""
+        return False
+
+    @property
     @abstractmethod
     def algorithm(self) -> str:
         """The name of such a head in the speculators library and in vLLM."""
@@ -57,9 +62,9 @@ class DraftHead(StateReader, Generic[Config]):
         super().__init__()
         layer = config.layer
         self.config: Config = config  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.fc = nn.Linear(config.num_features * config.target_hidden_size, layer.hidden_size, bias=False)
+        self.fc: nn.Linear = nn.Linear(config.num_features * config.target_hidden_size, layer.hidden_size, bias=False)
         self.layers = nn.ModuleList(layers)
-        self.norm = layer.norm()
+        self.norm: nn.Module = layer.norm()
         self.lm_head = nn.Linear(layer.hidden_size, config.draft_vocab_size, bias=False)
         self.rotary = layer.rotary()
         self.register_buffer("embedding", embedding.detach(), persistent=False)

@@ -2,12 +2,21 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from treespec.heads.modules.rotary import Rotary, Rotation, rotate
+from treespec.heads.modules.sparse import shares_of
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": nn.functional.silu,
+    "gelu": nn.functional.gelu,
+    "gelu_pytorch_tanh": partial(nn.functional.gelu, approximate="tanh"),
+}
+"""The activations of MLPs, by transformers' names."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +30,8 @@ class LayerConfig:
         max_positions: the positions that the checkpoint was made for; not a limit.
         has_attention_bias, has_output_bias, has_mlp_bias: biases of q, k and v, of the attention's output, of the MLP.
         has_head_norms: RMS norms over every query's and key's head, as in Qwen3.
+        has_sinks: a learned score per head that takes a share of the attention and gives nothing, as in gpt-oss.
+        activation: of the MLP, one of `ACTIVATIONS`.
         window: how many positions a token sees, itself included; None for all.
     """
 
@@ -36,6 +47,8 @@ class LayerConfig:
     has_output_bias: bool = False
     has_mlp_bias: bool = False
     has_head_norms: bool = False
+    has_sinks: bool = False
+    activation: str = "silu"
     window: int | None = None
 
     def rotary(self) -> Rotary:
@@ -54,10 +67,10 @@ class KeyValueCache(Protocol):
         ...
 
 
-Mask = Tensor | Callable[[Tensor, Tensor, Tensor], Tensor] | None
+Mask = Tensor | Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] | None
 """bool [B or 1, 1, F, S], True where a key is attended; None: every key is attended. Or a function that computes the
 attention where a mask would hide most keys: queries [B, G, g F, d], g query heads per key head stacked; keys and values
-[B, G, S, d]."""
+[B, G, S, d]; the scores of sinks [1, G, g F, 1] or None."""
 
 
 class Attention(nn.Module):
@@ -80,6 +93,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.has_output_bias)
         self.q_norm = config.norm(config.head_dim) if config.has_head_norms else None
         self.k_norm = config.norm(config.head_dim) if config.has_head_norms else None
+        self.attention_sink_bias = nn.Parameter(torch.zeros(config.num_heads)) if config.has_sinks else None
 
     def forward(self, states: Tensor, rotation: Rotation, mask: Mask, cache: KeyValueCache) -> Tensor:
         """states [B, F, input_size] to [B, F, H]; `mask` says which of the cache's keys are attended."""
@@ -114,26 +128,39 @@ class Attention(nn.Module):
         share = self._num_heads // self._num_key_heads
         stacked = queries.view(num_rows, num_tokens, -1, share, size).permute(0, 2, 3, 1, 4)
         stacked = stacked.reshape(num_rows, -1, share * num_tokens, size)
+        sinks = self.attention_sink_bias
+        if sinks is not None:
+            sinks = sinks.view(-1, share).repeat_interleave(num_tokens, 1)[None, ..., None]
         if mask is None or isinstance(mask, Tensor):
             mask = mask if mask is None or share == 1 else torch.cat([mask] * share, 2)
-            mixed = nn.functional.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask)
+            mixed = _attend(stacked, keys, values, mask, sinks)
         else:
-            mixed = mask(stacked, keys, values)
+            mixed = mask(stacked, keys, values, sinks)
         mixed = mixed.view(num_rows, -1, share, num_tokens, size).permute(0, 3, 1, 2, 4)
         return self.o_proj(mixed.reshape(num_rows, num_tokens, -1))
 
 
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sinks: Tensor | None) -> Tensor:
+    """Attention outputs of stacked queries; torch's own attention knows no sinks."""
+    if sinks is None:
+        return nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    scores = torch.matmul(queries * queries.shape[-1] ** -0.5, keys.transpose(2, 3))
+    scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+    return torch.matmul(shares_of(scores, sinks), values)
+
+
 class GatedMlp(nn.Module):
-    """`down(silu(gate(x)) * up(x))` over [..., H]."""
+    """`down(activation(gate(x)) * up(x))` over [..., H]."""
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.has_mlp_bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.has_mlp_bias)
+        self._activation = ACTIVATIONS[config.activation]
 
     def forward(self, states: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(states).chunk(2, -1)
-        return self.down_proj(nn.functional.silu(gate) * up)
+        return self.down_proj(self._activation(gate) * up)
 
 
 class DecoderLayer(nn.Module):
@@ -141,7 +168,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: LayerConfig, index: int) -> None:
         super().__init__()
-        self.input_layernorm = config.norm()
+        self.input_layernorm: nn.Module = config.norm()
         self.post_attention_layernorm = config.norm()
         self.self_attn = Attention(config, index)
         self.mlp = GatedMlp(config)

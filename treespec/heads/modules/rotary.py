@@ -19,7 +19,10 @@ ROPE_TYPES = {
 
 
 class Rotation(NamedTuple):
-    """`cos` and `sin` [B, F, 1, d / 2] of the angles of every token's position, in the layers' dtype."""
+    """`cos` and `sin` [B, F, 1, r / 2] of the angles of every token's position, in the layers' dtype.
+
+    The first r of a head's d numbers are rotated, all of them but for a partial rotary embedding.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -28,7 +31,8 @@ class Rotation(NamedTuple):
 class Rotary(nn.Module):
     """Rotations by position, for heads of size d and a checkpoint trained for texts up to `max_positions`.
 
-    `settings`: `rope_theta`, `rope_type` and what that type needs, as in transformers' `rope_parameters`.
+    `settings`: `rope_theta`, `rope_type` and what that type needs, as in transformers' `rope_parameters`, and perhaps
+    `partial_rotary_factor`, the share of a head that is rotated.
 
     Raises `CheckpointError`: a type that is not one of `ROPE_TYPES`, or a setting that is missing or not a number.
     """
@@ -41,7 +45,10 @@ class Rotary(nn.Module):
             kind = settings.get("rope_type")
             raise CheckpointError(f"rope_type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}")
         try:
-            frequencies, self._scale = _frequencies(head_dim, settings, max_positions)
+            size = int(head_dim * float(settings.get("partial_rotary_factor", 1.0)))
+            if not 0 < size <= head_dim or size % 2:
+                raise ValueError(f"{size} of {head_dim} numbers cannot be rotated in pairs")
+            frequencies, self._scale = _frequencies(size, settings, max_positions)
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             reason = f"the rope settings {dict(settings)} lack a number or hold a wrong one: {error!r}"
             raise CheckpointError(reason) from error
@@ -57,10 +64,12 @@ class Rotary(nn.Module):
 
 
 def rotate(states: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate queries or keys [B, F, A, d]; the first half of d pairs with the second."""
-    first, second = states.chunk(2, -1)
+    """Rotate queries or keys [B, F, A, d]; the first half of what is rotated pairs with the second."""
     cos, sin = rotation
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    half = cos.shape[-1]
+    first, second, rest = states.tensor_split([half, 2 * half], -1)
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    return torch.cat([*turned, rest] if rest.shape[-1] else turned, -1)
 
 
 def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,9 +81,8 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = settings.get("rope_type") or settings.get("type") or "default"
     # M-RoPE turns some dimensions by a token's time, height or width: in text all three are its position.
     settings["rope_type"] = "default" if kind == "mrope" else kind
-    if settings.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise CheckpointError("heads whose rotary embedding covers only a part of each head are not supported")
-    return settings
+    share = settings.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+    return settings if share == 1 else settings | {"partial_rotary_factor": share}
 
 
 def _frequencies(head_dim: int, settings: Mapping[str, Any], max_positions: int) -> tuple[Tensor, float]:

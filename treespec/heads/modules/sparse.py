@@ -23,7 +23,7 @@ class AnchoredAttention:
     size: int
     is_causal: bool = False
 
-    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attention outputs of stacked queries over keys and values [B, G, S, d]; see `Mask`."""
         num_context = self.context.shape[2]
         size = self.size
@@ -37,7 +37,7 @@ class AnchoredAttention:
         if self.is_causal:
             later = torch.ones(size, size, dtype=torch.bool, device=own.device).triu(1)
             own = own.masked_fill(later.repeat(share, 1), -torch.inf)
-        shares = torch.cat([scores, _by_head(own, share)], -1).softmax(-1)
+        shares = shares_of(torch.cat([scores, _by_head(own, share)], -1), sinks)
         in_context, in_block = shares.split([num_context, size], -1)
         mixed = torch.matmul(_by_block(in_block, share, size), _of_blocks(own_values, size))
         return torch.matmul(in_context, context_values) + _by_head(mixed, share)
@@ -57,7 +57,7 @@ class UnrolledAttention:
     step: int
     num_tokens: int
 
-    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attention outputs of stacked queries over keys and values [B, G, S, d]; see `Mask`."""
         length = self.num_tokens - self.step
         device = queries.device
@@ -68,11 +68,18 @@ class UnrolledAttention:
         seen = torch.ones(length, self.num_tokens, dtype=torch.bool, device=device).tril().unsqueeze(0)
         scores = [_masked(torch.matmul(queries, first_keys.transpose(2, 3)), seen, share)]
         scores += [(queries * k[:, :, :length].repeat(1, 1, share, 1)).sum(-1, keepdim=True) for k in own_keys]
-        shares = torch.cat(scores, -1).softmax(-1)
+        shares = shares_of(torch.cat(scores, -1), sinks)
         mixed = torch.matmul(shares[..., : self.num_tokens], first_values)
         for column, own in enumerate(own_values, start=self.num_tokens):
             mixed = mixed + shares[..., column : column + 1] * own[:, :, :length].repeat(1, 1, share, 1)
         return mixed
+
+
+def shares_of(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """The share of every key from scores [B, G, g F, S]; what sinks [1, G, g F, 1] take is left out."""
+    if sinks is None:
+        return scores.softmax(-1)
+    return torch.cat([scores, sinks.to(scores).expand(*scores.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
 
 
 def _masked(scores: Tensor, seen: Tensor, share: int) -> Tensor:

@@ -1,7 +1,8 @@
 """MTP layers in the files of the target's own checkpoint, by the names that publishers give them.
 
 Names are compared without `model.` and `language_model.` in front. Sources: vLLM's readers (`deepseek_mtp`,
-`qwen3_next_mtp`, `qwen3_5_mtp`, `mimo_mtp`, `ernie_mtp`, `exaone_moe_mtp`, `nemotron_h_mtp`), transformers' `MtpModel`.
+`qwen3_next_mtp`, `qwen3_5_mtp`, `mimo_mtp`, `ernie_mtp`, `exaone_moe_mtp`, `nemotron_h_mtp`), transformers' `MtpModel`,
+the speculators library's `mtp`.
 """
 
 import json
@@ -15,6 +16,7 @@ from torch import Tensor
 from treespec.data.tensor_file import open_tensors
 from treespec.errors import CheckpointError
 from treespec.heads.files.checkpoint import read_finite_tensors, some
+from treespec.heads.files.config import read_config
 
 DRAFT_VOCAB = "draft_vocab.json"
 """A list of the target's ids that layers were trained to draft, next to their tensors; other publishers have none."""
@@ -33,6 +35,7 @@ class Layout:
         norm: of its output; None: there is none.
         is_hidden_first: `projection` reads the state before the embedding.
         is_after_target: numbers go on from the target's layers.
+        is_speculators: of the files that the speculators library writes.
         is_one_layer: all decoder layers are of one MTP layer, the first has its inputs' tensors and the last its norm.
     """
 
@@ -44,6 +47,7 @@ class Layout:
     norm: str | None
     is_hidden_first: bool = False
     is_after_target: bool = False
+    is_speculators: bool = False
     is_one_layer: bool = False
 
 
@@ -73,6 +77,15 @@ LAYOUTS = (
         projection="mtp_layers.{layer}.input_proj.weight",
         norm="mtp_layers.{layer}.final_layernorm.weight",
         is_hidden_first=True,
+    ),
+    Layout(  # The names are MiMo's, the order is Qwen's, from whose checkpoints the library takes them.
+        name="speculators",
+        block="mtp_layers.{layer}.",
+        embedding_norm="mtp_layers.{layer}.token_layernorm.weight",
+        hidden_norm="mtp_layers.{layer}.hidden_layernorm.weight",
+        projection="mtp_layers.{layer}.input_proj.weight",
+        norm="mtp_layers.{layer}.final_layernorm.weight",
+        is_speculators=True,
     ),
     Layout(
         name="ernie",
@@ -145,6 +158,12 @@ def read_draft_vocab(folder: Path, vocab_size: int) -> list[int] | None:
     return ids
 
 
+def is_speculators_mtp(folder: Path) -> bool:
+    """Whether the files are MTP layers that the speculators library wrote."""
+    config = folder / "config.json"
+    return config.is_file() and read_config(config).get("speculators_model_type") == "mtp"
+
+
 def _plain(name: str) -> str:
     return PREFIX.sub("", name)
 
@@ -159,7 +178,10 @@ def _is_mtp(name: str, num_hidden_layers: int) -> bool:
 
 def _layout(folder: Path, tensors: Mapping[str, Tensor], num_hidden_layers: int) -> tuple[Layout, int]:
     """The layout of the tensors, and the number of its first layer."""
+    is_speculators = is_speculators_mtp(folder)
     for layout in LAYOUTS:
+        if layout.is_speculators is not is_speculators:
+            continue
         first = num_hidden_layers if layout.is_after_target else 0
         if layout.projection.format(layer=first) in tensors:
             return layout, first

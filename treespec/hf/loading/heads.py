@@ -10,35 +10,37 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treespec.errors import CheckpointError, ConfigError
+from treespec.heads.assistant.drafter import Assistant
 from treespec.heads.drafting.base import HeadDrafter
 from treespec.heads.files.build import build_head
-from treespec.heads.files.checkpoint import PICKLES, Checkpoint, read_checkpoint
+from treespec.heads.files.checkpoint import MASK_EMBEDDING, PICKLES, read_checkpoint
 from treespec.heads.files.fitting import check_target, fused_layers
 from treespec.heads.files.kinds import kind_of_head
 from treespec.heads.modules.base import DraftHead
-from treespec.heads.mtp.files import DRAFT_VOCAB
+from treespec.heads.mtp.files import DRAFT_VOCAB, is_speculators_mtp
 from treespec.hf.introspect import model_facts
+from treespec.hf.loading.assistant import is_assistant, load_assistant
 from treespec.hf.loading.hub import hub_problem
 from treespec.hf.loading.mtp import MTP, load_mtp
 from treespec.hf.weights import whole_weight
 
 
 def load_drafter(
-    name: str | Path,
+    name: str | Path | PreTrainedModel,
     target: PreTrainedModel,
     *,
     max_length: int | None = None,
     hidden_layers: Sequence[int] | None = None,
-) -> HeadDrafter[Any]:
+) -> HeadDrafter[Any] | Assistant:
     """The drafter of a trained head for `target`, of the kind in the head's configuration.
 
-    EAGLE-3 in SafeAILab's or the speculators library's format, DFlash and DSpark in their authors' or the speculators
-    library's. The head takes the target's dtype and device, and its embedding and head where the files have none.
-    Pickles are opened by `torch.load(weights_only=True)`, where there are no safetensors.
+    EAGLE, EAGLE-3, P-EAGLE, DFlash, DFlash 2 and DSpark in their authors' or the speculators library's formats, and MTP
+    layers in the latter. The head takes the target's dtype and device, and its embedding and head where the files have
+    none. Pickles are opened by `torch.load(weights_only=True)`, where there are no safetensors.
 
     Args:
         name: a folder with `config.json` and weights or of a trained MTP layer, a hub name, or "mtp" for the target's
-            own layers, see `load_mtp`.
+            own layers, see `load_mtp`; of a Gemma 4 assistant also the loaded model.
         max_length: see `Eagle3`.
         hidden_layers: the indices of the target's hidden states that the head fuses; None: those of its configuration,
             or EAGLE-3's own (2, L // 2, L - 3).
@@ -48,22 +50,36 @@ def load_drafter(
             the head of another model.
         ConfigError: see `Eagle3`; hidden layers that the target does not have.
     """
-    is_mtp_alone = (Path(name) / DRAFT_VOCAB).is_file()
-    if name == MTP or is_mtp_alone:
-        if hidden_layers is not None:
-            raise ConfigError(
-                f"MTP layers read the target's last hidden state: leave out hidden_layers={hidden_layers}"
-            )
-        return load_mtp(target, name if is_mtp_alone else None, max_length=max_length)
-    head = load_head(name, target)
+    if name != MTP and is_assistant(name):
+        _check_last_state(hidden_layers)
+        return load_assistant(name, target, max_length)
+    if isinstance(name, PreTrainedModel):
+        raise ConfigError(f"{type(name).__name__} is not an assistant: a whole model drafts as TreeSpeculation(model)")
+    folder = None if name == MTP else find_folder(name)
+    if folder is None or (folder / DRAFT_VOCAB).is_file() or is_speculators_mtp(folder):
+        _check_last_state(hidden_layers)
+        return load_mtp(target, folder, max_length=max_length)
+    head = _read_head(folder, name, target)
     layers = fused_layers(head.config, name, target.config.get_text_config().num_hidden_layers, hidden_layers)
     return kind_of_head(head).drafter(head, layers, max_length)
 
 
+def _check_last_state(hidden_layers: Sequence[int] | None) -> None:
+    if hidden_layers is not None:
+        raise ConfigError(f"MTP layers and assistants read the target's last hidden state: leave out {hidden_layers=}")
+
+
 def load_head(name: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None) -> DraftHead[Any]:
     """The head's module, in the target's dtype unless `dtype` is given; the rest as in `load_drafter`."""
+    return _read_head(find_folder(name), name, target, dtype)
+
+
+def _read_head(
+    folder: Path, name: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None
+) -> DraftHead[Any]:
     facts = model_facts(target)
-    head = build_head(find_checkpoint(name), *vocabulary_weights(facts.model), dtype or facts.dtype, facts.device)
+    checkpoint = read_checkpoint(folder)
+    head = build_head(checkpoint, *vocabulary_weights(facts.model), dtype or facts.dtype, facts.device)
     own = facts.config
     check_target(head.config, name, facts.name, own.hidden_size, (own.vocab_size, facts.num_logits))
     return head
@@ -75,17 +91,17 @@ def vocabulary_weights(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
     return whole_weight(embedding), whole_weight(model.get_output_embeddings() or embedding)
 
 
-def find_checkpoint(name: str | Path) -> Checkpoint:
-    """The files of a folder, or of a hub repository: its configuration and safetensors, else its pickled weights."""
+def find_folder(name: str | Path) -> Path:
+    """A folder, or that of a hub repository's configuration and safetensors, else of its pickled weights."""
     if Path(name).exists():
-        return read_checkpoint(name)
+        return Path(name)
     if problem := hub_problem(str(name)):
         raise CheckpointError(f"cannot load a draft head from {str(name)!r}: {problem}")
     try:
-        folder = snapshot_download(str(name), allow_patterns=["config.json", "*.safetensors"])
+        folder = snapshot_download(str(name), allow_patterns=["config.json", "*.safetensors", MASK_EMBEDDING])
         if not any(Path(folder).glob("*.safetensors")):
             folder = snapshot_download(str(name), allow_patterns=["config.json", *(f"*{suffix}" for suffix in PICKLES)])
     except (OSError, ValueError) as error:
         reason = f"it cannot be fetched from the hub ({' '.join(str(error).split())})"
         raise CheckpointError(f"there is no folder {name}, and {reason}") from error
-    return read_checkpoint(folder)
+    return Path(folder)

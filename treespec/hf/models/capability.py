@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from treespec.errors import TreespecError, TreespecWarning, UnsupportedModelError
+from treespec.hf.add_ons import ADD_ONS
 from treespec.hf.attention.folded import plain_implementation
 from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.cache.caches import DummyLayer
@@ -98,7 +99,8 @@ def variant(facts: ModelFacts) -> Hashable:
 
 def keeps_states(model: PreTrainedModel) -> bool:
     """Whether a layer's cache is anything other than one entry per token, so that no node can be dropped from it."""
-    return any(type(layer) not in _TOKEN_LAYERS for layer in DynamicCache(config=model.config).layers)
+    has_own_cache = model._is_stateful and not model._supports_default_dynamic_cache()
+    return has_own_cache or any(type(layer) not in _TOKEN_LAYERS for layer in DynamicCache(config=model.config).layers)
 
 
 def num_indexed(facts: ModelFacts) -> int | None:
@@ -265,7 +267,8 @@ def cached_logits(
     facts: ModelFacts, ids: Int[Tensor, "B L"], capability: Capability, num_last: int
 ) -> Float[Tensor, "B num_last V"]:
     """Logits of the last tokens, scored in one pass or one by one from a state that holds the others."""
-    scorer = RecurrentScorer(facts, capability=capability)
+    is_own = ADD_ONS["own states"](facts) is not None
+    scorer = ADD_ONS["state scorer"](facts) if is_own else RecurrentScorer(facts, capability=capability)
     prompt, chain = ids[:, :-num_last], ids[:, -num_last:]
     scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
     parents = torch.arange(-1, num_last - 1, device="cpu").expand(len(ids), -1)

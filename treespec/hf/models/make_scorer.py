@@ -86,6 +86,8 @@ def _for_states(
     found = check_once(facts, [(Capability.TREE, make)])
     if found.capability == Capability.TREE:
         return make(hidden_layers=hidden_layers, prompt=prompt)
+    if ADD_ONS["own states"](facts) is not None:
+        raise UnsupportedModelError(f"{facts.name} keeps its state outside of transformers' caches; {found.reason}")
     warn_once(facts, detection._replace(reason=f"{detection.reason}; {found.reason}"))
     return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers, prompt=prompt)
 

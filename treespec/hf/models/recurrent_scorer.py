@@ -1,8 +1,7 @@
 """`RecurrentScorer`: models whose cache is a state, not a list of tokens, decode chains by snapshot and replay.
 
-Before a chain is scored a snapshot of the layers' states is taken; a commit that keeps less than the whole chain
-restores it and feeds the accepted tokens again. A state cannot be cut back, so a prompt with images or sounds is read
-without its last token, the first root: all rows in one pass, as by plain `generate`, then each gets its own cache.
+A snapshot of the layers' states is taken before a chain is scored; a commit of less than the chain restores it and
+feeds the accepted tokens again. A prompt with images or sounds is read in one pass, without its last token, the root.
 """
 
 from collections.abc import Sequence

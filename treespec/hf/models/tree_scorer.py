@@ -76,8 +76,7 @@ class TreeScorer(ModelScorer):
         if self._layout is not None:
             self._layout = replace(self._layout, needs_key_positions=bool(self._patches))
         if max_cache_len is not None and not self._patches.fit_static_caches:
-            reason = "counts slots from the end of its cache: it cannot use a static one"
-            raise UnsupportedModelError(f"{self.facts.name} {reason}")
+            raise UnsupportedModelError(f"{self.facts.name} counts slots from the end: it cannot use a static cache")
         self._slots: SlotCache | None = None
         self._static_cache: Cache | None = None
         self._is_compact = capability != Capability.TREE
@@ -87,6 +86,11 @@ class TreeScorer(ModelScorer):
     def cache(self) -> Cache:
         """The transformers cache, which holds the committed tokens (between steps: all but the last)."""
         return self._state.cache
+
+    @property
+    def slots(self) -> CachedSlots:
+        """Which slots of the cache hold committed tokens."""
+        return self._state.slots
 
     @torch.no_grad()
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
@@ -110,8 +114,7 @@ class TreeScorer(ModelScorer):
         given, self._given_cache = self._given_cache, None
         prompt, self._prompt = self._prompt, None
         self._read = None
-        num_cached = 0
-        start = 0
+        num_cached = start = 0
         if given is not None:
             num_cached = prefix_length(given, *ids.shape)
             use_growing_layers(given)
@@ -145,14 +148,12 @@ class TreeScorer(ModelScorer):
             ContextFullError: a node's position is beyond the position table, or a static cache is full.
             UnsupportedModelError: a tree, for a model that can only score chains.
         """
-        slots = self._state
-        num_new = tokens.shape[-1]
+        slots, num_new = self._state, tokens.shape[-1]
         self._check_nodes(tokens, parents, len(slots.lengths))
         pending = parents if slots.num_pending == 0 else torch.cat([self._parents, parents], dim=1)
         self._check_depths(pending)
         if self.capability != Capability.TREE and not is_known_chain(pending):
-            reason = f"{self.facts.name} can only score chains, got a tree"
-            raise UnsupportedModelError(f"{reason}: use a chain policy with it")
+            raise UnsupportedModelError(f"{self.facts.name} can only score chains, got a tree: use a chain policy")
         self._check_single(num_new)
         slots.append(num_new)
         self._parents = pending
@@ -178,8 +179,7 @@ class TreeScorer(ModelScorer):
         self._rope.select_rows(rows)
         if self._read is not None:
             self._read = self._read.select_rows(torch.tensor(list(rows), device=self.device))
-        if self._parents.shape[1]:
-            self._parents = self._parents[torch.tensor(list(rows), device=self._parents.device)]
+        self._parents = self._parents[torch.tensor(list(rows), device=self._parents.device)]
 
     @property
     def _state(self) -> SlotCache:

@@ -109,7 +109,7 @@ class StateLayer(LinearAttentionLayer):
     def scan(self, run: Scan, num_axes: int) -> Tensor:
         """What a recurrence with a state of `num_axes` axes computes of the new nodes."""
         nodes, number = cast(TreePass, self._pass).nodes, self._num_scans
-        self._scan_axes = num_axes
+        self._scan_axes = self._num_axes = num_axes
         state = self.recurrent_states[0] if self._has_states[0] else None
         if state is not None and state.ndim > num_axes:
             state = state[:, number]
@@ -130,7 +130,7 @@ class StateLayer(LinearAttentionLayer):
                     self.lazy_initialization(recurrent_states=state)
                 # Not in place: the old one may be of inference mode, or a caller's.
                 self.recurrent_states[0] = state.to(cast(Tensor, self.recurrent_states[0]).dtype)
-            self.has_previous_state |= dict.fromkeys(self._inputs, True)
+            self.has_previous_state |= dict.fromkeys([*self._inputs, *([0] if self._scans else [])], True)
         self._drop_nodes()
 
     def select_rows(self, rows: Int[Tensor, " R"]) -> None:
@@ -164,12 +164,12 @@ class HybridLayer(StateLayer, LinearAttentionAndFullAttentionLayer, GrowingLayer
 
 
 _LAYERS: dict[type, Callable[[int], Any]] = {
+    DummyLayer: lambda _: DummyLayer(),  # First: it is a `DynamicLayer` before transformers 5.23.
     LinearAttentionLayer: StateLayer,
     LinearAttentionAndFullAttentionLayer: HybridLayer,
     LinearAttentionAndSlidingWindowAttentionLayer: HybridLayer,
     DynamicLayer: lambda _: GrowingLayer(),
     DynamicSlidingWindowLayer: lambda _: GrowingLayer(),
-    DummyLayer: lambda _: DummyLayer(),
 }
 
 
@@ -182,7 +182,12 @@ def state_cache(config: PreTrainedConfig) -> Cache:
     unknown = {type(layer).__name__ for layer in cache.layers if type(layer) not in _LAYERS}
     if unknown:
         raise UnsupportedModelError(f"nodes cannot be removed from cache layers of the kinds {sorted(unknown)}")
-    cache.layers = [_LAYERS[type(layer)](getattr(layer, "number_of_states", 1)) for layer in cache.layers]
+    types = getattr(config.get_text_config(decoder=True), "layer_types", None) or [""] * len(cache.layers)
+    # Before transformers 5.23 layers that need no cache have one for states.
+    cache.layers = [
+        DummyLayer() if kind in ("mlp", "moe") else _LAYERS[type(layer)](getattr(layer, "number_of_states", 1))
+        for layer, kind in zip(cache.layers, types, strict=True)
+    ]
     return cache
 
 

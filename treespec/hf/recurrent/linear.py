@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from treespec.hf.recurrent.nodes import Paths, TreeNodes, along
+from treespec.hf.recurrent.nodes import Paths, TreeNodes, along, joined
 
 
 class LinearNodes(NamedTuple):
@@ -78,3 +78,20 @@ def read(
         return found
     sums = nodes.sums[:, :, -queries.shape[2] :]
     return (queries * sums.exp()) @ state + found
+
+
+def scan_linear(
+    queries: Float[Tensor, "B A F d"],
+    keys: Float[Tensor, "B A F d"],
+    values: Float[Tensor, "B A F v"],
+    log_decays: Float[Tensor, "B A F c"],
+    nodes: TreeNodes,
+    state: Float[Tensor, "B A d v"] | None,
+    old: LinearNodes | None,
+) -> tuple[Float[Tensor, "B A F v"], LinearNodes]:
+    """A recurrence whose nodes write their values as they are."""
+    if old is not None:
+        keys, values, log_decays = joined(old[:3], (keys, values, log_decays), nodes.num_old, 2)
+    sums = path_sums(nodes, log_decays)
+    kept = LinearNodes(keys, values, log_decays, sums)
+    return read(queries, kept, None if state is None else state.float(), path_decays(nodes, sums)), kept

@@ -13,6 +13,9 @@ from torch import Tensor
 from treespec.tree import ancestor_mask, pad_rows
 from treespec.tree.transfer import upload
 
+Level = tuple[Int[Tensor, " M"], Int[Tensor, " M"], Int[Tensor, " M"]]
+"""Nodes of a depth: rows, ids, ids of their parents (-1: the committed tokens)."""
+
 
 @dataclass(frozen=True)
 class TreeNodes:
@@ -41,14 +44,24 @@ class TreeNodes:
         return upload(self.device, ancestor_mask(self.parents))[0]
 
     @cached_property
-    def levels(self) -> list[tuple[Int[Tensor, " M"], Int[Tensor, " M"], Int[Tensor, " M"]]]:
-        """The pending nodes of every depth: rows, ids, ids of their parents (-1: the committed tokens)."""
+    def levels(self) -> list[Level]:
+        """The pending nodes of every depth."""
+        return self._levels(0)
+
+    @cached_property
+    def new_levels(self) -> list[Level]:
+        """The new nodes of every depth."""
+        return self._levels(self.num_old)
+
+    def _levels(self, start: int) -> list[Level]:
         depths = ancestor_mask(self.parents).sum(-1)
+        depths[:, :start] = 0
         found = []
-        for depth in range(1, int(depths.max()) + 1):
+        for depth in depths.unique().tolist():
             row, node = (depths == depth).nonzero(as_tuple=True)
-            level = upload(self.device, row, node, self.parents[row, node].clamp(min=-1))
-            found.append((level[0], level[1], level[2]))
+            if depth:
+                level = upload(self.device, row, node, self.parents[row, node].clamp(min=-1))
+                found.append((level[0], level[1], level[2]))
         return found
 
     def windows(self, width: int) -> Int[Tensor, "B F width"]:

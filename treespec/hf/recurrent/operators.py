@@ -22,7 +22,6 @@ from treespec.hf.introspect import ModelFacts
 from treespec.hf.recurrent.convolution import tree_convolution
 from treespec.hf.recurrent.delta_rule import tree_delta_rule
 from treespec.hf.recurrent.layers import StateLayer, TreePass
-from treespec.hf.recurrent.nodes import TreeNodes
 from treespec.hf.recurrent.selective_scan import tree_selective_scan
 from treespec.hf.recurrent.ssd import tree_ssd
 from treespec.hf.thread_patches import replaced
@@ -46,7 +45,7 @@ def modelling_files(facts: ModelFacts, states: Cache) -> list[ModuleType]:
     known: set[int] = set()
     files: dict[str, ModuleType] = {}
     for module in facts.modules.values():
-        names, file = _calls(type(module))
+        names, file = calls(type(module))
         if names.isdisjoint(_WRITES):
             continue
         if not _is_known(names):
@@ -62,16 +61,15 @@ def modelling_files(facts: ModelFacts, states: Cache) -> list[ModuleType]:
 
 
 @contextmanager
-def tree_pass(files: Sequence[ModuleType], layers: Sequence[StateLayer], nodes: TreeNodes) -> Iterator[None]:
+def running(files: Sequence[ModuleType], layers: Sequence[StateLayer], tree_pass: TreePass) -> Iterator[None]:
     """Inside this thread's passes score nodes, whichever model of these files runs them."""
-    started = TreePass(nodes)
     with ExitStack() as stack:
         for file in files:
             for name, operator in OPERATORS.items():
                 if hasattr(file, name):
-                    stack.enter_context(replaced(file, name, partial(operator, started)))
+                    stack.enter_context(replaced(file, name, partial(operator, tree_pass)))
         for layer in layers:
-            layer.begin(started)
+            layer.begin(tree_pass)
             stack.callback(layer.end)
         yield
 
@@ -82,7 +80,7 @@ def _is_known(names: frozenset[str]) -> bool:
 
 
 @cache
-def _calls(kind: type[nn.Module]) -> tuple[frozenset[str], str]:
+def calls(kind: type[nn.Module]) -> tuple[frozenset[str], str]:
     """The names that the forward of a kind of module uses, without its decorators', and the module it is in."""
     forward: Any = inspect.unwrap(kind.forward)
     code = getattr(forward, "__code__", None)

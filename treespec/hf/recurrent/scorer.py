@@ -18,9 +18,10 @@ from treespec.hf.cache.growing import GrowingLayer
 from treespec.hf.introspect import ModelFacts, model_facts, uncompiled
 from treespec.hf.models.prompt import PromptInputs, ReadPrompt, position_offsets, without_last_token
 from treespec.hf.models.tree_scorer import TreeScorer
-from treespec.hf.recurrent.layers import StateLayer, state_cache
+from treespec.hf.recurrent.layers import StateLayer, TreePass, state_cache
 from treespec.hf.recurrent.nodes import Paths, TreeNodes
-from treespec.hf.recurrent.operators import modelling_files, tree_pass
+from treespec.hf.recurrent.operators import modelling_files, running
+from treespec.hf.recurrent.own_states import own_states
 from treespec.protocols import HiddenStates
 from treespec.tree import PADDING_PARENT
 from treespec.tree.transfer import upload
@@ -61,8 +62,9 @@ class StateScorer(TreeScorer):
         if prompt is not None and not prompt.ends_in_text(facts.model.config):
             raise UnsupportedModelError(f"{facts.name} cannot continue this prompt: a prompt must end in text")
         super().__init__(facts, hidden_layers=hidden_layers, prompt=prompt, max_cache_len=max_cache_len)
-        self._whole = state_cache(facts.model.config)
-        self._files, self._ends_prompt = modelling_files(facts, self._whole), True
+        self._own = own_states(facts)
+        self._whole, self._ends_prompt = self._new_cache(), True
+        self._files = modelling_files(facts, self._whole) if self._own is None else []
 
     @property
     def cache(self) -> Cache:
@@ -114,9 +116,12 @@ class StateScorer(TreeScorer):
         (reach,) = layout.reaches.values()
         return replace(layout, reaches={None: reach})
 
+    def _new_cache(self) -> Cache:
+        return state_cache(self.facts.model.config) if self._own is None else self._own.cache()
+
     def _empty_cache(self, num_rows: int) -> Cache:
         """One for the keys and values alone: `SlotCache` cuts these back, states are committed."""
-        self._whole, self._ends_prompt = state_cache(self.facts.model.config), True
+        self._whole, self._ends_prompt = self._new_cache(), True
         return Cache(layers=[layer for layer in self._whole.layers if isinstance(layer, GrowingLayer)])
 
     def _attend(self, slots: CachedSlots, parents: Int[Tensor, "B N"], num_new: int) -> TreeAttention:
@@ -131,9 +136,12 @@ class StateScorer(TreeScorer):
     ) -> Iterator[tuple[dict[str, Any], Int[Tensor, "*rows B F"]]]:
         with ExitStack() as stack:
             prepared = stack.enter_context(super()._prepared(tokens, attention, is_prefill))
+            started = None
             if not is_prefill:
-                nodes = TreeNodes(self._parents, tokens.shape[1], self.device, self._ends_prompt)
-                stack.enter_context(tree_pass(self._files, self._layers, nodes))
+                started = TreePass(TreeNodes(self._parents, tokens.shape[1], self.device, self._ends_prompt))
+                stack.enter_context(running(self._files, self._layers, started))
+            if self._own is not None:
+                stack.enter_context(self._own.running(self._layers, started))
             yield prepared
 
     def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"], num_cached: int) -> HiddenStates:

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from treespec.hf.recurrent.layers import TreePass
-from treespec.hf.recurrent.linear import LinearNodes, path_decays, path_sums, read
-from treespec.hf.recurrent.nodes import Paths, TreeNodes, joined
+from treespec.hf.recurrent.linear import LinearNodes, scan_linear
+from treespec.hf.recurrent.nodes import Paths, TreeNodes
 
 
 class SSDNodes(LinearNodes):
@@ -65,9 +65,6 @@ def _ssd(
     state: Float[Tensor, "B A v d"] | None,
     old: SSDNodes | None,
 ) -> tuple[Float[Tensor, "B A F v"], SSDNodes]:
-    if old is not None:
-        keys, values, log_decays = joined(old[:3], (keys, values, log_decays), nodes.num_old, 2)
-    sums = path_sums(nodes, log_decays)
-    kept = SSDNodes(keys, values, log_decays, sums)
-    state = None if state is None else state.float().transpose(2, 3)
-    return read(queries, kept, state, path_decays(nodes, sums)), kept
+    state = None if state is None else state.transpose(2, 3)
+    result, kept = scan_linear(queries, keys, values, log_decays, nodes, state, old)
+    return result, SSDNodes(*kept)

@@ -1,0 +1,1 @@
+"""Trees on models with states: rounding, the time of a pass, and whole texts."""

@@ -1,0 +1,66 @@
+"""Random EAGLE heads in two formats, SafeAILab's and the speculators library's, and a slow plain reading of them."""
+
+import torch
+from helpers.eagle3_files import SAFEAILAB
+from helpers.head_files import PlainHead, draw, layer_keys, layer_sizes, speculators_keys, write_files
+
+
+def shape(**options):
+    """What a head is made of; see `eagle3_files`. It reads the target's last hidden state."""
+    sizes = {"vocab": 64, "draft_vocab": 64, "hidden": 32, "intermediate": 40, "heads": 4, "key_heads": 2}
+    sizes |= {"head_dim": 6, "layers": 1, "hidden_layers": (-1,), "is_eagle": True}
+    return sizes | {"extras": ("fusion bias", "embedding"), "flags": {}, "llama": {}} | options
+
+
+def random_tensors(made, seed=0, scale=0.5):
+    """Tensors by SafeAILab's names."""
+    h = made["hidden"]
+    sizes = {"fc.weight": (h, 2 * h)}
+    if "fusion bias" in made["extras"]:
+        sizes["fc.bias"] = (h,)
+    for i in range(made["layers"]):
+        sizes |= layer_sizes(made, i, h)
+    del sizes["layers.0.input_layernorm.weight"]
+    if "embedding" in made["extras"]:
+        sizes["embed_tokens.weight"] = (made["vocab"], h)
+    return draw(sizes, made, seed, scale)
+
+
+def write(folder, made, tensors, format_name):
+    """Write the folder as the library of that name does."""
+    if format_name == SAFEAILAB:
+        config = {"architectures": ["LlamaForCausalLM"], "bias": "fc.bias" in tensors} | layer_keys(made, "llama")
+    else:
+        config = {"architectures": ["EagleSpeculator", "LlamaDecoderLayer"], "layernorms": False}
+        config |= speculators_keys(made, "eagle", "llama") | {"fusion_bias": "fc.bias" in tensors}
+        config |= {"transformer_layer_architecture": "LlamaDecoderLayer"}
+        names = {"fc.": "fusion_fc.", "layers.0.": "transformer."}
+        for old, new in names.items():
+            tensors = {n.replace(old, new) if n.startswith(old) else n: t for n, t in tensors.items()}
+    return write_files(folder, config | made["flags"], tensors)
+
+
+class PlainEagle(PlainHead):
+    """Every pass reads the whole text again."""
+
+    def logits(self, states, tokens, path, first=0):
+        """float64 [V] after the drafted tokens `path`.
+
+        states: [n - 1 - first, H], the target's before each of `tokens[first + 1:]`; positions from `first`.
+        """
+        states, read = states.double(), list(tokens[first + 1 :])
+        for token in [*path, None]:
+            output = self._layers(states, read, first)[-1:]
+            states = torch.cat([states, output])
+            read.append(token)
+        return self.over_vocabulary(self.lm_head @ output[0])
+
+    def _layers(self, states, tokens, first):
+        states = self.linear(torch.cat([self.embedding[tokens], states], -1), "fc")
+        window = self.made["llama"].get("sliding_window", len(tokens))
+        for i in range(self.made["layers"]):
+            name = f"layers.{i}"
+            inputs = self.norm(states, f"{name}.input_layernorm") if i else states
+            mixed = self.attention(f"{name}.self_attn", inputs, inputs, first, first, lambda q, k: 0 <= q - k < window)
+            states = self.mlp(states + mixed, name)
+        return states

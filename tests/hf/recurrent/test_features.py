@@ -1,0 +1,77 @@
+"""What works with attention works with states: heads, constraints, processors, seeds, traces, `auto`, `check`."""
+
+import pytest
+import torch
+from helpers import eagle3_files, head_runs
+from helpers.medusa_files import fitted_heads
+from helpers.zoo import VOCAB_SIZE, build, prompts
+
+import treespec
+from treespec.heads import Medusa
+from treespec.lab.trace import replay
+from treespec.policies import KAry
+
+OPTIONS = {"pad_token_id": 0, "eos_token_id": VOCAB_SIZE + 1, "max_new_tokens": 24}
+
+
+def lookups(**options):
+    return treespec.TreeSpeculation([treespec.TokenRecycling(), treespec.SuffixLookup()], **options)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build("qwen3_5_text")
+
+
+def check_identity(model, speculation, ids=None, **options):
+    ids = prompts(2, 20) if ids is None else ids
+    plain = model.generate(ids, **OPTIONS, do_sample=False, **options)
+    assert torch.equal(model.generate(ids, **OPTIONS, do_sample=False, **options, custom_generate=speculation), plain)
+    return speculation.stats
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_text", "minimax", "recurrent_gemma"])
+def test_medusa_heads_read_hidden_states(name):
+    model, ids = build(name), prompts(2, 20)
+    heads = fitted_heads(model, model.generate(ids, **OPTIONS, do_sample=False))
+    assert check_identity(model, treespec.TreeSpeculation(Medusa(heads), tree=8), ids).mean_acceptance_length > 1.5
+
+
+def test_eagle_heads_read_hidden_states(model, tmp_path):
+    made = eagle3_files.shape(vocab=VOCAB_SIZE, extras=("embedding",))
+    drafter, _ = head_runs.make(tmp_path, model, made)
+    check_identity(model, treespec.TreeSpeculation(drafter, tree=KAry((3, 2))))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
+        {"prefix_allowed_tokens_fn": lambda _, ids: range(5 + len(ids) % 2, VOCAB_SIZE, 2)},
+    ],
+    ids=["processors", "constraint"],
+)
+def test_processors_along_branches(model, options):
+    check_identity(model, lookups(tree=8), **options)
+
+
+def test_auto_and_draft_models_of_their_own_kind(model):
+    check_identity(model, lookups())
+    check_identity(model, treespec.TreeSpeculation(build("recurrent_gemma"), tree=KAry((2, 2))))
+
+
+def test_seeds_and_traces(model, tmp_path):
+    ids, outs = prompts(2, 20), []
+    for number in range(2):
+        file = treespec.TraceFile(tmp_path / f"{number}.jsonl", has_distributions=True)
+        speculation = treespec.TreeSpeculation(build("rwkv"), tree=KAry((2, 2)), seed=3, trace=file)
+        outs.append(model.generate(ids, **OPTIONS, do_sample=True, top_k=0, custom_generate=speculation))
+    assert torch.equal(*outs)
+    trace = treespec.read_trace(tmp_path / "0.jsonl")
+    assert [list(verdict.path) for verdict in replay(trace).verdicts] == [step.path for step in trace.steps]
+
+
+@pytest.mark.slow
+def test_check_finds_nothing_wrong():
+    found = treespec.check(build("minimax"), num_samples=32)
+    assert found.is_right, str(found)

@@ -1,0 +1,100 @@
+"""Drafts with an assistant: a tree's levels by its own outputs, over the target's keys and values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treespec.drafters.base import SessionSource, depth_room, single_nodes
+from treespec.errors import ConfigError, UnsupportedModelError, VocabularyMismatchError
+from treespec.heads.assistant.module import AssistantHead
+from treespec.heads.drafting.base import head_proposal
+from treespec.heads.drafting.root_features import LAST, RootFeatures
+from treespec.heads.drafting.unread_features import take_columns
+from treespec.policies import BestFirst
+from treespec.policies.best_first import DENSE_DEPTH
+from treespec.policies.wrapping import shape_of
+from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
+from treespec.tree import TreeBatch
+from treespec.tree.transfer import upload
+
+
+class Assistant(SessionSource):
+    """Drafts with an assistant; see `Drafter` and `FeatureDrafter` for its methods.
+
+    Sampled children are drawn from the softmax of its logits after the caller's processors, which is kept for
+    verification.
+
+    Args:
+        head: see `load_drafter`.
+        max_length: the longest text that it reads, in tokens, after which the target decodes alone; None: no end.
+
+    Raises `ConfigError`: another kind of head.
+    """
+
+    hidden_layers: tuple[int, ...] = (LAST,)
+
+    def __init__(self, head: AssistantHead, max_length: int | None = None) -> None:
+        if not isinstance(head, AssistantHead):
+            raise ConfigError(f"Assistant drafts with an AssistantHead, got {type(head).__name__}: see load_drafter")
+        self.head = head
+        self._max_length = max_length
+
+    @property
+    def num_weights(self) -> int:
+        """What a draft pass reads."""
+        return sum(weight.numel() for weight in self.head.parameters())
+
+    def start(self, session: Session) -> None:
+        """Take the prompt's last state.
+
+        Raises `VocabularyMismatchError`: the assistant has tokens that the target has not.
+        """
+        if self.head.config.vocab_size > session.vocab_size:
+            raise VocabularyMismatchError(
+                f"the assistant scores {self.head.config.vocab_size} tokens, the target {session.vocab_size}: it "
+                "belongs to another model"
+            )
+        self._session = session
+        self._features = RootFeatures(session)
+
+    def propose(self, max_depth: int) -> TreeBatch:
+        """Trees by the policy; roots alone before the target's first state, or when the text is too long.
+
+        Raises `UnsupportedModelError`: the target's cache cannot be read.
+        """
+        depth = min(max_depth, depth_room(self._session.history, self._max_length))
+        shape = shape_of(self._policy)
+        if isinstance(shape, BestFirst) and shape.depth is None:
+            depth = min(depth, DENSE_DEPTH)
+        if self._features.states is None or depth < 1:
+            return single_nodes(self.root_tokens)
+        target: Any = self._session.target
+        if not hasattr(target, "slots"):
+            raise UnsupportedModelError("an assistant attends the target's cache, which this target keeps to itself")
+        self._text = self.head.read_text(target.cache, target.slots.mask)
+        return self._policy.grow(self, depth)
+
+    def expand(self, frontier: Frontier) -> Proposal:
+        """See `DraftSource`; the root reads the target's state before it, every other node its parent's output."""
+        assert self._features.states is not None
+        device, dtype = self.head.target_ids.device, self.head.assistant.pre_projection.weight.dtype
+        tokens, parents = upload(device, frontier.tokens, frontier.parents.clamp(min=0))
+        with torch.no_grad():
+            if frontier.is_root:
+                before = self._features.states.to(device, dtype).unsqueeze(1)
+            else:
+                before = take_columns(self._outputs, parents)
+            logits, outputs = self.head.run(tokens, before, self._text)
+            self._outputs = outputs if frontier.is_root else torch.cat([self._outputs, outputs], 1)
+            return head_proposal(self._session, self.head.target_ids, logits, frontier)
+
+    def update(self, step: VerifiedStep) -> None:
+        self._features.update(step)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self._features.select_rows(rows)
+
+    _outputs: Tensor
+    """[B, E, H] of the nodes that were expanded so far, by their expanded numbers."""

@@ -1,0 +1,47 @@
+"""The target's last hidden state before every row's root: what heads read that keep nothing else of the text."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from treespec.protocols import HiddenStates, Session, VerifiedStep
+from treespec.tree.transfer import upload
+
+LAST = -1
+
+
+class RootFeatures:
+    """Follows a call.
+
+    Attributes:
+        states: [B, H] on the call's device, zero for a row of one token; None before the target has computed any.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.states = self._of_prompt(session.prompt_states)
+
+    def update(self, step: VerifiedStep) -> None:
+        """Keep the state at each row's last accepted node: the one that the next root was chosen after."""
+        states = step.scores.hidden_states[LAST]
+        nodes = [v.path[max(len(tokens) - 1, 0)] for v, tokens in zip(step.verdicts, step.emitted, strict=True)]
+        index = upload(states.device, torch.arange(len(nodes), device="cpu"), torch.tensor(nodes, device="cpu"))
+        self.states = states[index[0], index[1]].to(self._session.device)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        if self.states is not None:
+            (index,) = upload(self.states.device, torch.tensor(list(rows), device="cpu"))
+            self.states = self.states[index]
+
+    def _of_prompt(self, states: HiddenStates) -> Float[Tensor, "B H"] | None:
+        if LAST not in states or states[LAST].shape[1] == 0:
+            return None
+        history = self._session.history
+        # A row of one token has only padding before its root: its first feature is zero.
+        has_text = [length - padding > 1 for length, padding in zip(history.lengths, history.num_padding, strict=True)]
+        last = states[LAST][:, -1]
+        features = torch.where(torch.tensor(has_text, device=last.device).unsqueeze(1), last, 0.0)
+        return features.to(self._session.device)

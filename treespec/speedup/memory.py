@@ -1,0 +1,168 @@
+"""How much memory a speculation takes, before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from treespec.checks import check_count
+from treespec.drafters import TokenRecycling
+from treespec.errors import ConfigError
+from treespec.heads import DFlash, Eagle3, MedusaHeads, Mtp
+from treespec.hf.evaluation import evaluation_mode
+from treespec.hf.generation.speculation import TreeSpeculation
+from treespec.hf.introspect import cache_in, model_facts, num_logits, unwrapped
+from treespec.hf.models.base import ModelScorer
+from treespec.protocols import Drafter, FeatureDrafter
+
+PROBABILITY, TOKEN_ID = 4, 8
+"""Bytes of a float32 and of an int64."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a speculation needs in addition to the model's weights.
+
+    Attributes:
+        weights: of what drafts, as loaded; those that it shares with the model are not counted.
+        tables: of lookups, on the host.
+        cache_per_token: the model's keys and values for one token of one row, which plain decoding keeps too.
+        state_per_row: what recurrent layers keep of a row, however long it is.
+        draft_cache_per_token: the draft's keys and values for one token of one row.
+        per_node: one node of one row's tree, while it is verified: the model's logits, its distribution and the draft's
+            in float32, and the hidden states of all layers where some are read.
+    """
+
+    weights: int
+    tables: int
+    cache_per_token: int
+    state_per_row: int
+    draft_cache_per_token: int
+    per_node: int
+
+    def added(self, num_tokens: int, num_rows: int = 1, num_nodes: int = 16) -> int:
+        """Bytes beyond plain decoding for rows of `num_tokens` tokens, prompt included, and trees of `num_nodes`.
+
+        Raises `ConfigError`: one of them is not a positive int.
+        """
+        check_count("num_tokens", num_tokens)
+        node = self.per_node + self.cache_per_token + self.draft_cache_per_token
+        per_row = check_count("num_nodes", num_nodes) * node + num_tokens * self.draft_cache_per_token
+        return self.weights + self.tables + check_count("num_rows", num_rows) * per_row
+
+    def __str__(self) -> str:
+        draft = f"{megabytes(self.weights + self.tables)} of draft weights and tables"
+        caches = (
+            f"{self.cache_per_token:,} bytes in the model's cache and {self.draft_cache_per_token:,} in the draft's"
+        )
+        return f"{draft}; a token takes {caches}, a node of a tree {self.per_node:,} more while it is verified"
+
+
+def estimate_memory(model: PreTrainedModel, speculation: TreeSpeculation) -> Memory:
+    """The memory of a speculation on a model: `print(treespec.speedup.estimate_memory(model, speculation))`.
+
+    The caches' sizes are those that passes over one and two tokens leave.
+
+    Raises `ConfigError`: not a `TreeSpeculation`, or not a model.
+    """
+    if not isinstance(speculation, TreeSpeculation):
+        raise ConfigError(f"expected a TreeSpeculation, got {type(speculation).__name__}")
+    facts, parts = model_facts(model), list(_parts(speculation.drafter))
+    config, size = facts.config, facts.dtype.itemsize
+    states = size * (config.num_hidden_layers + 1) * config.hidden_size
+    per_token, per_row = _cache_of(facts.model)
+    weights, tables = draft_bytes(facts.model, speculation.drafter)
+    return Memory(
+        weights,
+        tables,
+        per_token,
+        per_row,
+        sum(_draft_cache(part, per_token // config.num_hidden_layers) for part in parts),
+        facts.num_logits * (size + 2 * PROBABILITY) + states * any(isinstance(part, FeatureDrafter) for part in parts),
+    )
+
+
+def draft_bytes(model: PreTrainedModel, drafter: Drafter) -> tuple[int, int]:
+    """The bytes of a drafter's weights without those of the model, and of its tables; nothing is run."""
+    own: dict[int, int] = {}
+    tables, vocab_size = 0, num_logits(model)
+    for part in _parts(drafter):
+        for value in vars(part).values():
+            own |= _storages(_weights(value))
+        if isinstance(part, TokenRecycling):
+            tables += TOKEN_ID * vocab_size * min(part.num_candidates, vocab_size)
+    shared = _storages(_weights(unwrapped(model)))
+    return sum(num for address, num in own.items() if address not in shared), tables
+
+
+def megabytes(count: int) -> str:
+    """A number of bytes for people."""
+    return f"{count / 1e6:,.0f} MB" if count >= 1e6 else f"{count / 1e3:,.0f} kB"
+
+
+def _parts(drafter: Any) -> Iterator[Any]:
+    """A drafter, and those that it holds."""
+    yield drafter
+    for value in vars(drafter).values():
+        for held in value if isinstance(value, list) else [value]:
+            if isinstance(held, Drafter) and not isinstance(held, type):
+                yield from _parts(held)
+
+
+def _weights(value: Any) -> Iterator[Tensor]:
+    """All parameters and buffers of a module, of the model of a scorer, or of Medusa's heads."""
+    if isinstance(value, nn.Module):
+        yield from (*value.parameters(), *value.buffers())
+    elif isinstance(value, ModelScorer):
+        yield from _weights(value.facts.model)
+    elif isinstance(value, MedusaHeads):
+        for head in value.heads:
+            yield from (head.output, *(tensor for block in head.blocks for tensor in block if tensor is not None))
+
+
+def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Bytes by address: several tensors may share memory."""
+    return dict(map(_memory_of, tensors))
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor's memory is, and its bytes; tensors made of others have no memory of their own."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    except RuntimeError:
+        return id(tensor), tensor.nbytes
+
+
+def _draft_cache(part: Any, layer_of_model: int) -> int:
+    """Bytes per token of what a drafter keeps of a text."""
+    if isinstance(part, (Eagle3, DFlash)):
+        layer, head = part.head.config.layer, part.head
+        return 2 * layer.num_key_heads * layer.head_dim * len(head.layers) * head.lm_head.weight.itemsize
+    if isinstance(part, Mtp):
+        return layer_of_model * sum(len(layer.blocks) for layer in part.head.layers)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+    scorers = [value for value in vars(part).values() if isinstance(value, ModelScorer)]
+    return sum(_cache_of(scorer.facts.model)[0] for scorer in scorers)
+
+
+def _cache_of(model: PreTrainedModel) -> tuple[int, int]:
+    """Bytes per token, and per row whatever its length, of the cache of a pass."""
+    sizes = [_num_bytes(model, length) for length in (1, 2)]
+    return sizes[1] - sizes[0], 2 * sizes[0] - sizes[1]
+
+
+@torch.no_grad()
+def _num_bytes(model: PreTrainedModel, length: int) -> int:
+    facts = model_facts(model)
+    with evaluation_mode(facts.model):
+        found: Any = cache_in(
+            facts.model(torch.zeros(1, length, dtype=torch.int64, device=facts.device), use_cache=True)
+        )
+    tensors = (value for layer in found.layers for value in vars(layer).values())
+    nested = (one for value in tensors for one in (value.values() if isinstance(value, dict) else [value]))
+    return sum(one.nbytes for one in nested if isinstance(one, Tensor))

@@ -1,0 +1,114 @@
+"""Calls by transformers' own decoding where that is faster: for models whose passes take no longer than the engine's
+own work, such as tiny ones, on texts of which hardly anything can be guessed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treespec.engine.ranks import Alone
+from treespec.engine.stats import SpeculationStats
+from treespec.hf.evaluation import evaluation_mode
+from treespec.hf.generation.call import Call
+from treespec.hf.generation.validate import ModelArguments
+from treespec.policies import Control
+
+MEMORY, LEAST_TOKENS = 0.3, 8
+"""The weight of a call among those before it, and the tokens of a call that counts."""
+LOSS, LEAST_CALLS = 0.01, 4
+"""The share of the time that trying the slower way again may cost, and the calls between two tries at least."""
+
+
+class FasterWay:
+    """Which way decodes the next call, by the seconds per token of earlier calls with as many rows.
+
+    Speculation comes first. Where its steps bring less than the time of its passes alone would have brought in plain
+    decoding, a call is decoded plainly; then the faster way is taken, and the slower one tried again now and then.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[bool, float] = {}  # Per token, by whether it was plain.
+        self._num_since = 0
+        self._is_slow = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the next call is to be decoded plainly."""
+        if len(self._seconds) < 2:
+            return self._is_slow
+        faster = self._seconds[True] < self._seconds[False]
+        loss = self._seconds[not faster] / self._seconds[faster] - 1
+        is_due = self._num_since >= max(LEAST_CALLS, math.ceil(loss / LOSS))
+        return faster != is_due
+
+    def learn(self, is_plain: bool, seconds: float, stats: SpeculationStats, num_rows: int) -> None:
+        """Count a call that took `seconds`."""
+        num_tokens = stats.num_emitted_tokens / num_rows
+        if num_tokens < LEAST_TOKENS:
+            return
+        before = self._seconds.get(is_plain, seconds / num_tokens)
+        self._seconds[is_plain] = before + MEMORY * (seconds / num_tokens - before)
+        is_faster = len(self._seconds) < 2 or self._seconds[is_plain] <= self._seconds[not is_plain]
+        self._num_since = self._num_since + 1 if is_faster else 0
+        if not is_plain:
+            own = sum(stats.seconds.values()) - stats.seconds["prefill"]
+            self._is_slow = stats.block_efficiency * stats.seconds["target"] < own
+
+
+class Ways:
+    """The faster ways of calls by their number of rows and whether they sample; concurrent calls teach nothing."""
+
+    def __init__(self) -> None:
+        self._ways: dict[tuple[int, bool], FasterWay] = {}
+        self._num_started = self._num_running = 0
+
+    @contextmanager
+    def timed(self, call: Call, stats: Callable[[], SpeculationStats]) -> Iterator[bool]:
+        """Around a call: whether it is to be plain. `stats` gives what it did."""
+        way = self._ways.setdefault((call.num_rows, bool(call.config.do_sample)), FasterWay())
+        is_plain, is_alone = way.is_plain and can_be_plain(call), self._num_running == 0
+        self._num_running += 1
+        self._num_started += 1
+        start, number = time.perf_counter(), self._num_started
+        try:
+            yield is_plain
+        finally:
+            self._num_running -= 1
+        if is_alone and self._num_started == number:
+            way.learn(is_plain, time.perf_counter() - start, stats(), call.num_rows)
+
+
+def can_be_plain(call: Call) -> bool:
+    """Whether a call asks for nothing that speculation alone has, and no other process waits for its passes."""
+    wanted = (call.streamer, call.stop_strings, call.seed, call.trace, call.compiled)
+    is_wanting = call.record_steps or call.progress or any(option is not None for option in wanted)
+    is_special = call.config.return_dict_in_generate or call.has_filled_cache or bool(call.state_layers)
+    return isinstance(call.policy, Control) and not (is_wanting or is_special) and isinstance(call.facts.ranks, Alone)
+
+
+def decode_plainly(call: Call, arguments: ModelArguments) -> tuple[Tensor, SpeculationStats]:
+    """What `model.generate` itself decodes, int64 [B, P + new], and what it took; `arguments`: the model's."""
+    model: Any = call.model
+    start = time.perf_counter()
+    with evaluation_mode(model):
+        out = model._sample(call.input_ids, call.processors, call.criteria, call.config, **arguments)
+    new = out[:, call.num_prompt :].cpu()  # On accelerators this waits for the output.
+    ends = torch.isin(new, torch.tensor(call.end_tokens, dtype=new.dtype, device="cpu"))
+    num_emitted = int((ends.cumsum(1) - ends.long() == 0).sum())
+    seconds = {"prefill": 0.0, "draft": 0.0, "target": time.perf_counter() - start, "verify": 0.0, "commit": 0.0}
+    stats = SpeculationStats(
+        num_drafts=num_emitted,
+        num_emitted_tokens=num_emitted,
+        num_target_passes=new.shape[1],
+        acceptance_histogram=Counter({0: num_emitted}),
+        choices=Counter({"plain": new.shape[1]}),
+        seconds=seconds,
+    )
+    return out, stats
