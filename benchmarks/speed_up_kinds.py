@@ -162,11 +162,14 @@ def compare(kind: Kind, prompts: Prompts, num_new: int, seed: int) -> dict[str, 
             Contestant(PLAIN, dict, plain),
             Contestant(SPED_UP, lambda: {"custom_generate": speculation}, model),
         ]
+        total = speculation.total_stats
         for name, sampling in SAMPLING.items():
+            before = total.num_emitted_tokens, total.num_drafts
             bench = Bench(model, inputs, num_new, sampling | {"pad_token_id": 0}, seed)
             runs = [by for _, by in in_turn(contestants, bench, 1, list(inputs))]
             found[name] = {key: [run[key].ms_per_token for run in runs] for key in (PLAIN, SPED_UP)}
-            found[name]["tokens per pass"] = median(run[SPED_UP].tokens_per_pass for run in runs)
+            num_drafts = total.num_drafts - before[1]
+            found[name]["tokens per pass"] = (total.num_emitted_tokens - before[0]) / num_drafts
             if name == "T = 0":
                 found["differing"] = sum(run[PLAIN].tokens != run[SPED_UP].tokens for run in runs)
         found["report"] = str(speculation)
@@ -205,8 +208,8 @@ def main() -> None:
     options.add_argument(
         "--mtp", type=Path, help="the folder of a checkpoint with an MTP layer and SmolLM2's tokenizer"
     )
-    options.add_argument("--prompts", type=int, default=6, help="at most (default: %(default)s)")
-    options.add_argument("--new-tokens", type=int, default=48)
+    options.add_argument("--prompts", type=int, default=5, help="at most (default: %(default)s)")
+    options.add_argument("--new-tokens", type=int, default=32)
     options.add_argument("--kinds", nargs="*", help="names; None: all")
     options.add_argument("--output", type=Path, default=RESULTS / "speed_up_kinds.json")
     args = options.parse_args()

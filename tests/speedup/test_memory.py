@@ -5,7 +5,7 @@ import torch
 from helpers import mtp_files, zoo
 from helpers.accelerator.device import PretendAccelerator, to_device
 from helpers.tiny import noisy_copy, tiny_llama
-from helpers.wrong_heads import EAGLE, write
+from helpers.wrong_heads import METHODS, write
 
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation, load_drafter, load_mtp, speed_up
 from treespec.errors import ConfigError
@@ -37,14 +37,16 @@ def model():
     return tiny_llama(num_layers=8)
 
 
-def test_a_head(model, tmp_path):
-    write(tmp_path, EAGLE)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_head(model, tmp_path, method):
+    write(tmp_path, METHODS[method])
     drafter = load_drafter(tmp_path, model)
     speculation = TreeSpeculation([drafter, TokenRecycling(), SuffixLookup()], tree=6)
     found = estimate_memory(model, speculation)
     assert found.cache_per_token == decoded(model, speculation)
     assert found.draft_cache_per_token == buffers(drafter) > 0
-    own = sum(weight.nbytes for weight in drafter.head.parameters())
+    shared = {weight.data_ptr() for weight in model.parameters()}
+    own = sum(weight.nbytes for weight in drafter.head.parameters() if weight.data_ptr() not in shared)
     assert own <= found.weights <= own + sum(one.nbytes for one in drafter.head.buffers())
     assert found.tables == speculation.drafter._drafters[1].table.nbytes
     logits = torch.zeros(1, 1, 64)

@@ -13,7 +13,7 @@ from treespec.speedup import plain
 
 
 def stats(tokens_per_pass, other=1.0):
-    """Of 100 tokens whose passes took a second, and speculation's own work `other`."""
+    """A hundred steps whose passes took a second, and speculation's own work `other`."""
     seconds = dict.fromkeys(PHASES, 0.0) | {"target": 1.0, "draft": other}
     return SpeculationStats(num_drafts=100, num_emitted_tokens=int(100 * tokens_per_pass), seconds=seconds)
 

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from treespec.checks import check_count
 from treespec.drafters import TokenRecycling
 from treespec.errors import ConfigError
-from treespec.heads import DFlash, Eagle3, MedusaHeads, Mtp
+from treespec.heads import MedusaHeads, Mtp
+from treespec.heads.drafting.base import HeadDrafter
 from treespec.hf.evaluation import evaluation_mode
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import cache_in, model_facts, num_logits, unwrapped
@@ -141,11 +142,12 @@ def _memory_of(tensor: Tensor) -> tuple[int, int]:
 
 def _draft_cache(part: Any, layer_of_model: int) -> int:
     """Bytes per token of what a drafter keeps of a text."""
-    if isinstance(part, (Eagle3, DFlash)):
-        layer, head = part.head.config.layer, part.head
-        return 2 * layer.num_key_heads * layer.head_dim * len(head.layers) * head.lm_head.weight.itemsize
     if isinstance(part, Mtp):
         return layer_of_model * sum(len(layer.blocks) for layer in part.head.layers)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+    if isinstance(part, HeadDrafter):
+        layer, layers = part.head.config.layer, part.head.get_submodule("layers")
+        size = 2 * layer.num_key_heads * layer.head_dim * next(layers.parameters()).itemsize
+        return size * len(list(layers.children()))
     scorers = [value for value in vars(part).values() if isinstance(value, ModelScorer)]
     return sum(_cache_of(scorer.facts.model)[0] for scorer in scorers)
 

@@ -6,6 +6,7 @@ import torch
 import transformers
 from helpers import zoo
 from helpers.assistants import NAMES, PlainAssistant, make_assistant, make_target, with_assistants
+from helpers.doc_snippets import run_snippet
 from helpers.head_runs import Recorded, check_distributions, left_padded, run
 from transformers import DynamicCache
 from transformers.generation import candidate_generator
@@ -17,6 +18,7 @@ from treespec.errors import CheckpointError, ConfigError, UnsupportedModelError,
 from treespec.heads import Assistant
 from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading import assistant as loading
+from treespec.hf.loading.named import named_drafters
 
 pytestmark = with_assistants
 
@@ -160,6 +162,10 @@ def test_folders_configurations_merges_and_speed_up(target, tmp_path):
         from_config(given | {"method": "eagle3"}, target=model)
 
 
+def test_the_snippet_of_the_docs_runs():
+    assert run_snippet("Gemma 4's assistants", page="heads.md")["speculation"].stats.num_draft_tokens > 0
+
+
 def test_it_runs_in_its_own_dtype(target):
     model = make_target().to(torch.bfloat16)
     drafter = load_drafter(make_assistant(target), model)
@@ -196,6 +202,9 @@ def test_what_does_not_fit_is_said(target, tmp_path, monkeypatch):
     smaller = make_target(vocab_size=64, vocab_size_per_layer_input=64)
     with pytest.raises(VocabularyMismatchError, match="belongs to another model"):
         run(smaller, few, {"input_ids": torch.tensor([[5, 6, 7]])})
+    make_assistant(target, backbone_hidden_size=48).save_pretrained(tmp_path / "other")
+    with pytest.raises(CheckpointError, match="belongs to another model"):
+        named_drafters([str(tmp_path / "other")], target, None, "some-model")
     assistant.config.get_text_config()._attn_implementation = "flash_attention_2"
     with pytest.raises(ConfigError, match="takes no masks"):
         load_drafter(assistant, target)

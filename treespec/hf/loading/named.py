@@ -13,6 +13,7 @@ from treespec.drafters.registry import DRAFTERS
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.files.fitting import shipped_head
 from treespec.hf.loading import smollm2
+from treespec.hf.loading.assistant import is_assistant
 from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter
 from treespec.hf.loading.models import load_model, load_tokenizer
@@ -78,7 +79,7 @@ def _load(name: Any, model: PreTrainedModel, tokenizer: Any) -> Any:
     try:
         return load_drafter(name, model)
     except CheckpointError:
-        if name == MTP:
+        if name == MTP or is_assistant(name):
             raise
         # Not a head; loading it as a model gives the error that names the files.
         draft: Any = load_model(str(name)).eval()
