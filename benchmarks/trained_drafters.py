@@ -52,10 +52,13 @@ def load(name: str, model: Any) -> Any:
     return load_drafter(name, model)
 
 
-def measure(model: Any, tokenizer: Any, drafter: Any, prompts: list[Prompt], num_new: int) -> dict[str, dict[str, Any]]:
+def measure(
+    model: Any, tokenizer: Any, drafter: Any, prompts: list[Prompt], num_new: int, temperatures: list[str]
+) -> dict[str, dict[str, Any]]:
     """By temperature and shape: tokens, passes and seconds over all prompts."""
     found: dict[str, dict[str, Any]] = {}
-    for temperature, sampling in SAMPLING.items():
+    for temperature in temperatures:
+        sampling = SAMPLING[temperature]
         for shape, make in SHAPES.items():
             speculation = TreeSpeculation(drafter, tree=make(), seed=0)
             tokens, passes, start = 0, 0, time.perf_counter()
@@ -79,8 +82,8 @@ def report(data: dict[str, Any]) -> str:
     columns = [(temperature, shape) for temperature in SAMPLING for shape in SHAPES]
     rows = []
     for name, found in data["drafters"].items():
-        cells = [found[temperature][shape] for temperature, shape in columns]
-        rows.append([name, *(f"{cell['tokens'] / cell['passes']:.2f}" for cell in cells)])
+        cells = [found.get(temperature, {}).get(shape) for temperature, shape in columns]
+        rows.append([name, *("" if cell is None else f"{cell['tokens'] / cell['passes']:.2f}" for cell in cells)])
     table = markdown_table(["tokens per pass", *(f"{shape}, {temperature}" for temperature, shape in columns)], rows)
     count = f"{len(data['prompts'])} held-out prompts, {data['new_tokens']} tokens each at most.\n"
     return f"# Trained drafters side by side\n\n{count}\n{table}\n{settings_lines(data)}"
@@ -92,6 +95,7 @@ def main() -> None:
     options.add_argument("--adapted-to", type=Path, help="the prompts of treespec adapt; its held-out ones are used")
     options.add_argument("--prompts", type=int, default=12)
     options.add_argument("--new-tokens", type=int, default=64)
+    options.add_argument("--temperatures", nargs="+", choices=list(SAMPLING), default=list(SAMPLING))
     options.add_argument("--output", type=Path, default=RESULTS / "training" / "mtp.json")
     args = options.parse_args()
     torch.set_num_threads(args.threads)
@@ -107,7 +111,8 @@ def main() -> None:
     for given in track(args.drafters):
         name, _, folder = given.partition("=")
         torch.manual_seed(args.seed)
-        found[name] = measure(model, tokenizer, load(folder, model), prompts, args.new_tokens)
+        fresh = measure(model, tokenizer, load(folder, model), prompts, args.new_tokens, args.temperatures)
+        found[name] = found.get(name, {}) | fresh
     data = settings(**chosen, load_average_after=load_average(), drafters=found)
     write_json(args.output, data)
     args.output.with_suffix(".md").write_text(report(data))

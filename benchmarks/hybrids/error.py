@@ -62,7 +62,7 @@ def errors(model: PreTrainedModel, num_texts: int, seed: int) -> Errors:
         with all_in_float64():
             expected = exact(ids, use_cache=False).logits[0, PROMPT:]
         for dtype, number in DTYPES.items():
-            for way, logits in passes(deepcopy(model).to(number), ids).items():
+            for way, logits in passes(deepcopy(model).to(dtype=number), ids).items():
                 found[dtype][way].append((logits.double() - expected).abs().amax(1) / expected.std())
     at = torch.tensor(DEPTHS) - 1
     return {

@@ -1,7 +1,7 @@
 """Whole texts of a hybrid with the layers of Qwen3.5, 100 million random weights: trees, chains and plain decoding.
 
 A token's four likeliest successors are drawn once and built into the output layer; what the layers add chooses among
-them. So texts do not repeat themselves, and what followed a token before is drafted rightly now and then. Prompts are
+them. So texts seldom repeat themselves, and what followed a token before is drafted rightly now and then. Prompts are
 texts that the model wrote by sampling.
 """
 
@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from rich.progress import track
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 import treespec
 from treespec.hf.models import make_scorer as making
@@ -28,7 +28,7 @@ VOCAB, SUCCESSORS = 512, (1.0, 0.92, 0.85, 0.78)
 OPTIONS: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": VOCAB + 1}
 
 
-def build(size: int, num_layers: int, seed: int) -> PreTrainedModel:
+def build(size: int, num_layers: int, seed: int) -> Any:
     """Three gated delta nets to one attention."""
     config = Qwen3_5TextConfig(
         vocab_size=VOCAB,
@@ -46,7 +46,7 @@ def build(size: int, num_layers: int, seed: int) -> PreTrainedModel:
         tie_word_embeddings=False,
     )
     torch.manual_seed(seed)
-    model = Qwen3_5ForCausalLM(config).eval()
+    model: Any = Qwen3_5ForCausalLM(config).eval()
     with torch.no_grad():
         inputs, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         inputs.normal_()

@@ -142,7 +142,7 @@ def test_snippets_of_diagnosis_run_in_order(monkeypatch, tmp_path) -> None:
 
 def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("prompts", "openings"):
+    for name in ("prompts", "openings", "sql"):
         (tmp_path / f"{name}.jsonl").touch()
     for name in ("question.txt", "prompts.txt", "setting.json", "study.yaml"):
         (tmp_path / name).touch()
@@ -151,6 +151,7 @@ def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None
     commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("treespec ")]
     assert {name for name, *_ in commands} == {
         "ablate",
+        "adapt",
         "serve",
         "bench",
         "check",

@@ -64,7 +64,8 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
         raise ConfigError("the configuration has the shape of the tree: use its speculative_token_tree, not tree=")
     config, tree = in_vllm_words(config)
     method = config.get("method")
-    known = _KEYS | {kind: {"model", "parallel_drafting"} for kind in KINDS}
+    known = _KEYS | {kind: {"model"} for kind in KINDS}
+    known["eagle3"] = {"model", "parallel_drafting"}
     if not isinstance(method, str) or method not in known:
         raise ConfigError(f"method must be one of {sorted(known)}, got {method!r}")
     unknown = sorted(map(str, set(config) - _COMMON - known[method]))
@@ -97,7 +98,7 @@ def _drafter(method: str, config: Mapping[str, Any], target: PreTrainedModel | N
             return model
         return make_draft_model(model, target_tokenizer=target_tokenizer, tokenizer=tokenizer)
     if method in KINDS:
-        return _trained_head(method, config.get("model"), target)
+        return _trained_head(method, config, target)
     if method == "medusa":
         heads = config.get("model")
         if not isinstance(heads, (str, Path)):
@@ -129,13 +130,17 @@ def _suffix(config: Mapping[str, Any]) -> SuffixLookup:
     return SuffixLookup(max_match=max(depth - 1, 1), store=store, min_prob=min_prob)
 
 
-def _trained_head(method: str, name: Any, target: PreTrainedModel | None) -> Drafter:
+def _trained_head(method: str, config: Mapping[str, Any], target: PreTrainedModel | None) -> Drafter:
+    name = config.get("model")
     if not isinstance(name, (str, Path)):
         raise ConfigError(f"method {method!r} needs 'model': the head's name or folder, got {name!r}")
     drafter = load_drafter(name, _needed(method, target))
     found = "mtp" if isinstance(drafter, Assistant) else drafter.head.config.algorithm
     if method not in (found, _METHODS.get(found)):
         raise ConfigError(f"{name} holds a head of method {found!r}, the configuration says {method!r}")
+    is_parallel = found == "peagle"
+    if config.get("parallel_drafting", is_parallel) is not is_parallel:
+        raise ConfigError(f"parallel_drafting must be {is_parallel} for {name}, got {config['parallel_drafting']!r}")
     return drafter
 
 

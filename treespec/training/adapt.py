@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from treespec.checks import check_count
 from treespec.cpu import prepack_linears
 from treespec.errors import CheckpointError, ConfigError, TreespecError, UnsupportedModelError
-from treespec.heads import Eagle3, Mtp
+from treespec.heads import Eagle3, Mtp, PEagle
 from treespec.hf.loading.heads import find_folder, load_drafter
 from treespec.hf.loading.mtp import MTP
 from treespec.lab.tables import markdown_table
@@ -164,7 +164,8 @@ def _packed(model: PreTrainedModel, batch_size: int) -> AbstractContextManager[o
 def _config(model: PreTrainedModel, head: str | Path | None, config: TrainingConfig) -> TrainingConfig:
     """The settings, with the kind, the sizes and the files of the head."""
     head, drafter = _found(model) if head is None else (head, load_drafter(head, model))
-    if not isinstance(drafter, (Eagle3, Mtp)):
+    # P-EAGLE drafts as EAGLE-3 does, and is trained otherwise.
+    if not isinstance(drafter, (Eagle3, Mtp)) or isinstance(drafter, PEagle):
         raise UnsupportedModelError(f"EAGLE-3 heads and MTP layers are adapted, {head} is a {type(drafter).__name__}")
     if not Path(head).exists() and head != MTP:
         head = find_folder(head)

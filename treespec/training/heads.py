@@ -83,8 +83,9 @@ def fresh_head(
         for layer, weights in zip(head.layers, layer_weights(model, len(head.layers)), strict=False):
             _copy_fitting(layer, weights)
         norm = getattr(getattr(model.base_model, "norm", None), "weight", None)
-        if isinstance(norm, Tensor) and norm.shape == head.norm.weight.shape:
-            head.norm.weight.copy_(norm)
+        own = head.norm.get_parameter("weight")
+        if isinstance(norm, Tensor) and norm.shape == own.shape:
+            own.copy_(norm)
     return head
 
 

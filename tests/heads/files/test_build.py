@@ -30,7 +30,7 @@ def test_a_wrong_checkpoint_says_what_is_wrong(tmp_path, target, made, spoil, me
 def test_a_head_of_another_model_is_refused(tmp_path, target, method):
     made = METHODS[method]
     write(tmp_path, made)
-    with pytest.raises(CheckpointError, match=r"vocabulary of size 64, LlamaForCausalLM has 72.*another model"):
+    with pytest.raises(CheckpointError, match=r"vocabulary of size 64, LlamaForCausalLM has 72.*another model$"):
         load_drafter(tmp_path, tiny_llama(72, num_layers=8))
     with pytest.raises(CheckpointError, match=r"the target's, \[64, 32\]; got \[64, 48\]: it is the head of another"):
         load_drafter(tmp_path, tiny_llama(hidden_size=48))
@@ -40,6 +40,12 @@ def test_a_head_of_another_model_is_refused(tmp_path, target, method):
         load_drafter(tmp_path, "target")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="give hidden_layers="):
         load_drafter(tmp_path, target, hidden_layers=range(len(made["hidden_layers"]) + 1))
+
+
+def test_an_expanded_vocabulary_is_named(tmp_path):
+    write(tmp_path, METHODS["eagle3"])
+    with pytest.raises(CheckpointError, match=r"size 64, LlamaForCausalLM has 60.*its vocabulary was expanded"):
+        load_drafter(tmp_path, tiny_llama(60, num_layers=8))
 
 
 @every_method
@@ -57,6 +63,18 @@ def test_from_config_takes_a_head(tmp_path, target, method):
     other = {"dflash": "dspark", "eagle3": "eagle"}.get(method, "peagle" if method == "eagle" else "eagle")
     with pytest.raises(ConfigError, match=f"head of method {method!r}, the configuration says {other!r}"):
         from_config(config | {"method": other}, target=target)
+
+
+@pytest.mark.parametrize(("method", "name"), [("eagle3", "peagle"), ("dflash", "dflash2")])
+def test_vllms_methods_take_kinds_that_vllm_runs_by_them(tmp_path, target, method, name):
+    write(tmp_path, METHODS[name])
+    config = {"method": method, "model": str(tmp_path), "num_speculative_tokens": 3}
+    drafters = [from_config(config, target=target).drafter]
+    if method == "eagle3":
+        drafters.append(from_config(config | {"parallel_drafting": True}, target=target).drafter)
+        with pytest.raises(ConfigError, match=r"parallel_drafting must be True for .*, got False"):
+            from_config(config | {"parallel_drafting": False}, target=target)
+    assert all(drafter.head.config.algorithm == name for drafter in drafters)
 
 
 @every_method

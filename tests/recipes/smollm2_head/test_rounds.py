@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.written import TARGET, TOKENIZER
 
-from recipes.smollm2_head import corpus, further, rounds
+from recipes.smollm2_head import corpus, further, mtp, rounds
 from recipes.smollm2_head.corpus import Text, append, is_looping, join_texts, loop_end, read_corpus, split_texts
 from recipes.smollm2_head.write import Writer
 from treespec.training.evaluate import MIN_GREEDY
@@ -161,3 +161,14 @@ def test_a_round_replaces_the_head_only_where_it_is_better(tmp_path, monkeypatch
     assert [line["is_better"] for line in lines] == [True, False]
     assert json.loads((tmp_path / "head" / "config.json").read_text()) == better
     assert starts[1] != starts[2] == tmp_path / "head"
+
+
+def test_an_mtp_layer_is_trained_on_all_tasks_and_some_talk():
+    texts = random_texts(60, kinds=("tasks", "talk", "languages"))
+    num_tasks = sum(len(text.tokens) for text in texts if text.kind == "tasks")
+    chosen = mtp.choose(texts, num_tasks + 500)
+    assert Counter(text.kind for text in chosen)["tasks"] == 20
+    assert {text.kind for text in chosen} == {"tasks", "talk"}
+    talk = [len(text.tokens) for text in chosen if text.kind == "talk"]
+    assert 500 <= sum(talk) < 500 + max(talk)
+    assert mtp.choose(texts, num_tasks + 500) == chosen

@@ -97,7 +97,7 @@ def dflash_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> DFlash
     )
 
 
-def _of_dflash2(config: ConfigReader, tensors: Mapping[str, Tensor], shape: Mapping[str, Any]) -> dict[str, int]:
+def _of_dflash2(config: ConfigReader, tensors: Mapping[str, Tensor], shape: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of convolutions and of a selector, where the file has them."""
     found = {}
     size = shape["layer"].hidden_size

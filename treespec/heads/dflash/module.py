@@ -44,7 +44,7 @@ class DFlashConfig(HeadConfig):
     logit_cap: float | None = None  # c of c tanh(logits / c), before a Markov head's bias.
     has_mask_embedding: bool = False  # The mask token's embedding is the head's own.
     has_markov_gate: bool = False
-    num_taps: int = 0  # Of the convolutions in DFlash 2's layers, zero without.
+    num_taps: int = 0  # The convolutions' in DFlash 2's layers, zero without.
     group_size: int = 1  # Channels that share what a token adds to a convolution's kernel.
     selector_rank: int = 0  # Zero without DFlash 2's selector.
     num_candidates: int = 0  # The tokens of a depth that the selector chooses from.

@@ -25,7 +25,7 @@ KEYS = KindKeys(
     inert={
         **INERT,
         "add_para_norm": (False,),
-        # Norms around the layer: whether a draft goes on from normed states is not said.
+        # Norms around the layer: no source says whether a draft reads normed states.
         "layernorms": (False,),
         "transformer_layer_architecture": ("LlamaDecoderLayer",),
     },

@@ -74,7 +74,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_finite_tensors(
-    path: Path, names: Iterable[str] | None = None, check: Callable[[Iterable[str]], None] = list
+    path: Path, names: Iterable[str] | None = None, check: Callable[[Iterable[str]], object] = list
 ) -> dict[str, Tensor]:
     """A file's tensors, or those of these names, on the CPU; `check` gets their names first.
 

@@ -37,7 +37,9 @@ def check_target(
     ):
         if size not in allowed:
             found = f"{name} is for {what} {size}, {target} has {allowed[0]}"
-            raise CheckpointError(f"{found}: it is the head of another model")
+            expanded = "vocabulary" in what and size > max(allowed)
+            reason = ", or its vocabulary was expanded, which is not served" if expanded else ""
+            raise CheckpointError(f"{found}: it is the head of another model{reason}")
 
 
 def fused_layers(

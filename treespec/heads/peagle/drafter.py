@@ -19,7 +19,7 @@ class PEagle(Eagle3):
     """Drafts with a P-EAGLE head, no deeper than its file says; see `HeadDrafter` and `Drafter`."""
 
     _head_type = PEagleHead
-    head: PEagleHead
+    head: PEagleHead  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone where a root's feature is not known or the context is full."""
@@ -34,7 +34,7 @@ class PEagle(Eagle3):
             logits = self.head.read(outputs).logits
             return DepthDrafts(self._session, self.head.target_ids, logits).grow(depth)
 
-    def _run_masks(self, count: int) -> Float[Tensor, "B M Z"]:
+    def _run_masks(self, count: int) -> Float[Tensor, "B M H"]:
         """The head's outputs at this many mask tokens after the roots."""
         keys, head = self._keys, self.head
         lengths, offsets = np.array([keys.lengths, self._unread.offsets])[..., None]

@@ -46,9 +46,9 @@ def is_meant(config: ConfigReader, tensors: Mapping[str, Tensor]) -> bool:
 
 def peagle_keys(config: PEagleConfig, hidden_layers: Sequence[int]) -> dict[str, Any]:
     """The configuration of a head in the speculators library's format."""
-    keys = eagle3_keys(config, hidden_layers) | {"architectures": ["PEagleSpeculator"]}
+    keys = eagle3_keys(config, hidden_layers)
     keys["speculators_config"]["proposal_methods"][0]["speculative_tokens"] = config.num_depths
-    return keys | {"mask_token_id": config.mask_token}
+    return keys | {"architectures": ["PEagleSpeculator"], "mask_token_id": config.mask_token}
 
 
 def _num_depths(config: ConfigReader) -> int:

@@ -28,7 +28,7 @@ def is_assistant(source: str | Path | PreTrainedModel) -> bool:
         config, _ = PreTrainedConfig.get_config_dict(str(source))
     except (OSError, ValueError):
         return False
-    return config.get("model_type") in TYPES
+    return isinstance(config, dict) and config.get("model_type") in TYPES
 
 
 def load_assistant(

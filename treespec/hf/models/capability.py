@@ -77,9 +77,8 @@ _measuring: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDiction
 def detect(model: PreTrainedModel | ModelFacts) -> Detection:
     """Find out what a model can verify. An unknown attention model counts as TREE; the self-check decides.
 
-    Models that keep a state are tried once with a few tokens: some continue their cache with several tokens in one
-    pass (CHAIN), others only with one (PLAIN). `UnsupportedModelError` for an encoder-decoder model, one that is not
-    causal, or one that does not keep its state in a transformers cache.
+    Some models with states continue their cache with several tokens in one pass (CHAIN), others only with one (PLAIN).
+    `UnsupportedModelError` for a model that is not causal, or has an encoder, or a cache of an unknown kind.
     """
     facts = model_facts(model)
     try:
@@ -97,7 +96,7 @@ def variant(facts: ModelFacts) -> Hashable:
     return facts.dtype, plain_implementation(facts.config), facts.adapters, facts.weights, facts.hooks
 
 
-def keeps_states(model: PreTrainedModel) -> bool:
+def keeps_states(model: PreTrainedModel | Any) -> bool:
     """Whether a layer's cache is anything other than one entry per token, so that no node can be dropped from it."""
     has_own_cache = model._is_stateful and not model._supports_default_dynamic_cache()
     return has_own_cache or any(type(layer) not in _TOKEN_LAYERS for layer in DynamicCache(config=model.config).layers)
@@ -136,8 +135,7 @@ def undisturbed(facts: ModelFacts) -> Iterator[None]:
     """Evaluation mode and no gradients inside; training flags and random states as before outside.
 
     So is what a model with M-RoPE keeps from prompt to prompt: how far images move the positions of the text after.
-    One thread at a time measures a model; others wait, and find what was measured. Rope frequencies that passes change
-    are apart from those of threads that decode meanwhile.
+    One thread at a time measures a model, the others wait; rope frequencies are apart from those of other threads.
     """
     with _lock:
         measuring = _measuring.setdefault(facts.model, threading.RLock())

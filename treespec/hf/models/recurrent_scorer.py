@@ -46,8 +46,7 @@ class RecurrentScorer(ModelScorer):
         hidden_layers: see `TreeScorer`.
         prompt: with images or sounds, what the first `prefill` reads in place of its ids.
 
-    Raises `UnsupportedModelError`: TREE was asked for, the model takes no transformers cache, or a row of the prompt
-    ends in an image or a sound.
+    Raises `UnsupportedModelError`: TREE was asked for, or a row of the prompt ends in an image or a sound.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class RecurrentScorer(ModelScorer):
             raise UnsupportedModelError(f"{self.facts.name} cannot continue this prompt: a prompt must end in text")
         self._prompt = prompt
         self.max_positions = None
-        self._cache_argument = self.facts.cache_argument
         self._rows: list[Row] = []
 
     @property
@@ -108,8 +106,9 @@ class RecurrentScorer(ModelScorer):
             raise TreespecError(f"expected one path for each of {len(self._rows)} rows, got {len(paths)}")
         for row, path in zip(self._rows, paths, strict=True):
             if list(path) != list(range(len(row.pending)))[: len(path)]:
-                chain = f"a chain of {len(row.pending)} nodes"
-                raise TreespecError(f"expected the beginning of {chain}, got path {list(path)}")
+                raise TreespecError(
+                    f"expected the beginning of a chain of {len(row.pending)} nodes, got path {list(path)}"
+                )
         for row, path in zip(self._rows, paths, strict=True):
             self._commit_row(row, len(path))
 
@@ -135,10 +134,8 @@ class RecurrentScorer(ModelScorer):
         found = parents[is_node].tolist()
         start = len(row.pending) - 1
         if found != list(range(start, start + len(found))) or not is_node[: len(found)].all():
-            raise UnsupportedModelError(
-                f"{self.facts.name} keeps a state and can only score chains, got parents {parents.tolist()} after "
-                f"{len(row.pending)} pending nodes: use a chain policy with it"
-            )
+            got = f"parents {parents.tolist()} after {len(row.pending)} pending nodes: use a chain policy with it"
+            raise UnsupportedModelError(f"{self.facts.name} keeps a state and can only score chains, got {got}")
         self._check_single(len(found))
         return tokens[is_node]
 
@@ -162,7 +159,7 @@ class RecurrentScorer(ModelScorer):
 
     def _feed(self, row: Row, tokens: Int[Tensor, " L"], has_last_logits_only: bool = False) -> Scores:
         """One pass over a row's next tokens, L >= 1: logits [1, L, V]."""
-        inputs = {"input_ids": tokens.unsqueeze(0).to(self.device), self._cache_argument: row.cache}
+        inputs = {"input_ids": tokens.unsqueeze(0).to(self.device), self.facts.cache_argument: row.cache}
         positions = torch.arange(row.length, row.length + len(tokens), device=self.device).unsqueeze(0)
         positions = positions if row.offsets is None else positions + row.offsets.unsqueeze(-1)
         scores = self._run(self.facts.model, inputs, positions, has_last_logits_only)
