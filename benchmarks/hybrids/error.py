@@ -54,7 +54,7 @@ def passes(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
 @torch.no_grad()
 def errors(model: PreTrainedModel, num_texts: int, seed: int) -> Errors:
     """By dtype and way the mean over texts of the largest error at each of `DEPTHS`."""
-    exact = deepcopy(model).double()
+    exact: Any = deepcopy(model).double()
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, dict[str, list[Tensor]]] = {dtype: {way: [] for way in WAYS} for dtype in DTYPES}
     for _ in range(num_texts):
