@@ -28,9 +28,8 @@ from treespec.tree import TreeBatch
 MOST_NODES = 64
 """On an accelerator; on the host the largest of `TREE_SIZES`."""
 LEAST_GAIN, CLEAR_GAIN = 1.03, 1.1
-"""A draft must be predicted to be this many times as fast as plain decoding; the latter after drafts that did not pay,
-as a drafter that is right too seldom is soon predicted close to plain, and in batches, whose rows end at different
-steps."""
+"""A draft must be predicted to be this many times as fast as plain decoding; the latter in batches, and after drafts
+that did not pay: a drafter that is right too seldom is soon predicted close to plain."""
 FEW_TOKENS = 32
 """Tokens of every row of a batch for which rows are not known to differ."""
 CLOSE_GAIN = 1.5
@@ -38,8 +37,7 @@ CLOSE_GAIN = 1.5
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
 READING_SHARE = 0.03
-"""What must be read to try a drafter again takes at most this share of the plain steps' time; in a batch also what must
-be read to try it at all, of all steps that are to come."""
+"""Of the plain steps' time, what may be read to try a drafter again; in a batch, of all steps to come, at all."""
 FIRST_TREES, EXPLORED_EVERY = 4, 16
 """The first drafts, and later one in this many, are trees of any depth: a chain says nothing of trees."""
 EXPLORED_SHARE = 0.5
