@@ -67,8 +67,7 @@ class TreeScorer(ModelScorer):
         self._given_cache = cache if cache is not None and is_filled(cache) else None
         if self._given_cache is not None:
             check_cache(self._given_cache)
-        self._prompt = prompt
-        self._read = None
+        self._prompt, self._read = prompt, None
         self._folded = FoldedAttention(self.facts.model, self.facts.modules)
         self._layout = self._layout_of(self.facts.config) if capability == Capability.TREE else None
         self._patches = PositionPatches(self.facts.model, self.facts.modules)
@@ -112,8 +111,7 @@ class TreeScorer(ModelScorer):
                 "different lengths shift: give its prompts one by one"
             )
         given, self._given_cache = self._given_cache, None
-        prompt, self._prompt = self._prompt, None
-        self._read = None
+        prompt, self._prompt, self._read = self._prompt, None, None
         num_cached = start = 0
         if given is not None:
             num_cached = prefix_length(given, *ids.shape)
