@@ -64,7 +64,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
     "whole": whole_tables,
 }
 
-USUAL = {"error": (256, 4, 4), "time": (1024, 4, 12), "whole": (768, 12, 8)}
+USUAL = {"error": (256, 4, 4), "time": (1024, 4, 8), "whole": (768, 12, 8)}
 """Hidden size, layers, and rounds or texts."""
 
 

@@ -54,7 +54,7 @@ def passes(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
 @torch.no_grad()
 def errors(model: PreTrainedModel, num_texts: int, seed: int) -> Errors:
     """By dtype and way the mean over texts of the largest error at each of `DEPTHS`."""
-    exact = deepcopy(model).double()
+    exact: Any = deepcopy(model).double()
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, dict[str, list[Tensor]]] = {dtype: {way: [] for way in WAYS} for dtype in DTYPES}
     for _ in range(num_texts):
@@ -62,7 +62,8 @@ def errors(model: PreTrainedModel, num_texts: int, seed: int) -> Errors:
         with all_in_float64():
             expected = exact(ids, use_cache=False).logits[0, PROMPT:]
         for dtype, number in DTYPES.items():
-            for way, logits in passes(deepcopy(model).to(dtype=number), ids).items():
+            rounded: Any = deepcopy(model)
+            for way, logits in passes(rounded.to(number), ids).items():
                 found[dtype][way].append((logits.double() - expected).abs().amax(1) / expected.std())
     at = torch.tensor(DEPTHS) - 1
     return {

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from helpers import dflash_files
+from helpers.head_files import SPECULATORS
 from helpers.tiny import tiny_llama
 from helpers.training import SMALL, VOCAB, write
 from safetensors.torch import load_file
@@ -55,3 +57,11 @@ def test_export_through_a_coarser_target_loses_nothing(tmp_path, kind):
     own, exported = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "out"))
     assert exported.keys() - own.keys() == {"lm_head.weight", "embed_tokens.weight"}
     assert all(exported[name].equal(tensor) for name, tensor in own.items())
+
+
+def test_a_bias_with_a_gate_keeps_its_rank(tmp_path):
+    made = dflash_files.dspark(flags={"markov_head_type": "gated"})
+    dflash_files.write(tmp_path / "head", made, dflash_files.random_tensors(made), SPECULATORS)
+    with pytest.raises(ConfigError, match="has a gate, which has no smaller rank"):
+        export_head(tmp_path / "head", tiny_llama(num_layers=3), tmp_path / "cut", markov_rank=2)
+    export_head(tmp_path / "head", tiny_llama(num_layers=3), tmp_path / "whole")

@@ -218,7 +218,9 @@ class Run:
         """The first rank's trees, where several processes run the target."""
         own = trees.tokens.tolist(), trees.parents.tolist()
         first = self.ranks.agree("trees", own)
-        return trees if own == first else TreeBatch(*(torch.tensor(rows, device="cpu") for rows in first))
+        if own == first:
+            return trees
+        return TreeBatch(*(torch.tensor(rows, device="cpu") for rows in first))  # pyright: ignore[reportArgumentType]
 
     def _room(self, index: int) -> int:
         history = self.history

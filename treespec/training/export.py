@@ -39,6 +39,8 @@ def export_head(
     if markov_rank is not None:
         if not isinstance(head, DFlashHead) or not 0 < markov_rank <= head.config.markov_rank:
             raise ConfigError(f"markov_rank must be from 1 to the rank of a DSpark head's bias, got {markov_rank}")
+        if head.config.has_markov_gate:
+            raise ConfigError(f"the bias of {name} has a gate, which has no smaller rank: leave out markov_rank")
         head = cut_markov(head, markov_rank)
     verifier = getattr(target.config, "_name_or_path", None) or None
     embedding, rows = vocabulary_weights(target)

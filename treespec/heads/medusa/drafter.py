@@ -67,7 +67,8 @@ class Medusa(SessionSource):
         features = self._features.states
         if features is None or depth < 1:
             return single_nodes(self.root_tokens)
-        logits = self._heads.logits(self._checked(features), depth)
+        self._follow(features)
+        logits = self._heads.logits(features, depth)
         return DepthDrafts(self._session, self._heads.target_ids, logits).grow(depth)
 
     def update(self, step: VerifiedStep) -> None:
@@ -76,12 +77,11 @@ class Medusa(SessionSource):
     def select_rows(self, rows: Sequence[int]) -> None:
         self._features.select_rows(rows)
 
-    def _checked(self, features: Float[Tensor, "B H"]) -> Float[Tensor, "B H"]:
-        """The features, where and in whose dtype the heads are from then on."""
+    def _follow(self, features: Float[Tensor, "B H"]) -> None:
+        """Move the heads to the features' device and dtype. Raises `CheckpointError`: another hidden size."""
         if features.shape[-1] != self._heads.hidden_size:
             raise CheckpointError(
                 f"the Medusa heads read hidden states of {self._heads.hidden_size} numbers, the target's have "
                 f"{features.shape[-1]}: they belong to another model"
             )
         self._heads = self._heads.to(features.device, features.dtype)
-        return features

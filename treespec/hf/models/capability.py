@@ -96,7 +96,7 @@ def variant(facts: ModelFacts) -> Hashable:
     return facts.dtype, plain_implementation(facts.config), facts.adapters, facts.weights, facts.hooks
 
 
-def keeps_states(model: PreTrainedModel | Any) -> bool:
+def keeps_states(model: Any) -> bool:
     """Whether a layer's cache is anything other than one entry per token, so that no node can be dropped from it."""
     has_own_cache = model._is_stateful and not model._supports_default_dynamic_cache()
     return has_own_cache or any(type(layer) not in _TOKEN_LAYERS for layer in DynamicCache(config=model.config).layers)
