@@ -1,5 +1,6 @@
 """RMS norms on a CPU by one function: for a few rows PyTorch's six operators cost more than the sums."""
 
+import inspect
 from copy import deepcopy
 from typing import Any
 
@@ -43,9 +44,10 @@ def _may_be_norm(module: nn.Module) -> bool:
     if name != "weight" or weight is None or others != [("", None)]:
         return False
     is_own = "forward" not in vars(module) and not any(module.children())
+    takes_more = len(inspect.signature(type(module).forward).parameters) != 2  # Such as a gate, which may be optional.
     is_float = type(weight) is nn.Parameter and weight.is_cpu and weight.dtype in TOLERANCE
     # With nothing but zeros for weights any norm looks like this one.
-    return is_own and is_float and weight.ndim == 1 and _eps(module) > 0 and bool(weight.any())
+    return is_own and not takes_more and is_float and weight.ndim == 1 and _eps(module) > 0 and bool(weight.any())
 
 
 def _eps(module: nn.Module) -> float:
