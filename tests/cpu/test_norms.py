@@ -8,6 +8,7 @@ from helpers.tiny import prompt, tiny_llama
 from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 
 import treespec
 from treespec.cpu.native import native_norm
@@ -80,13 +81,21 @@ class Elsewhere(LlamaRMSNorm):
         return super().forward(hidden_states) * gate
 
 
+class KimiLinears(Elsewhere):
+    """Its gate has a default that it does not serve; Mamba-2's is a plain norm without one."""
+
+    def forward(self, hidden_states, gate=None):
+        return super().forward(hidden_states, gate.sigmoid())
+
+
 @torch.no_grad()
 def test_other_norms_are_left_alone(native):
     gemma = GemmaRMSNorm(8, eps=1e-5)
     gemma.weight.normal_()
     hooked = LlamaRMSNorm(8)
     hooked.forward = hooked.forward
-    others = [gemma, hooked, Elsewhere(8), nn.LayerNorm(8, bias=False), nn.LayerNorm(8), nn.RMSNorm(8)]
+    others = [gemma, hooked, Elsewhere(8), KimiLinears(8), nn.LayerNorm(8, bias=False), nn.LayerNorm(8), nn.RMSNorm(8)]
+    others.append(MambaRMSNormGated(8, group_size=8))
     zeros = LlamaRMSNorm(8)
     zeros.weight.zero_()  # As any norm with such weights.
     others += [
