@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from helpers.grammars import Rising, constrained, constrained_distribution, drafted_texts, is_rising
-from helpers.text_tokenizers import byte_level
+from helpers.text_tokenizers import byte_fallback, byte_level
 from helpers.tiny import padded, prompt, tiny_llama
 from transformers import LogitsProcessorList
 
@@ -130,6 +130,19 @@ def test_everything_is_allowed_before_the_marker():
     assert state.mask().equal(Rising().mask())
     assert bool(other.mask().all())
     state.fork().advance(7)
+    assert state.mask().equal(Rising().mask())
+
+
+@pytest.mark.parametrize(("make", "size"), [(byte_level, 300), (byte_fallback, 600)])
+@pytest.mark.parametrize("marker", ["</think>", "◁/think▷", "思考", " so:", "\n\n"])
+def test_a_text_is_found_however_many_tokens_spell_it(make, size, marker):
+    """Letters outside of ASCII take several tokens each, and some tokenizers drop a text's first space."""
+    tokenizer = make(size)
+    state = AfterState(Rising(), marker_of(marker, tokenizer))
+    tokens = tokenizer("some words" + marker, add_special_tokens=False).input_ids
+    for number, token in enumerate(tokens):
+        assert bool(state.mask().all()), number
+        state.advance(token)
     assert state.mask().equal(Rising().mask())
 
 

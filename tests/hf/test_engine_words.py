@@ -30,6 +30,20 @@ def test_sglang():
     assert in_vllm_words(wide)[0]["num_speculative_tokens"] == 31
 
 
+def test_sglangs_eagle_is_a_head_or_the_targets_own_layers():
+    eagle = SGLANG | {"speculative_algorithm": "EAGLE"}
+    assert in_vllm_words(eagle)[0] == {"method": "eagle", "model": "x", "num_speculative_tokens": 4}
+    assert in_vllm_words(eagle | {"speculative_draft_model_path": None})[0]["method"] == "mtp"
+
+
+@pytest.mark.parametrize("algorithm", ["NGRAM", "DFLASH"])
+def test_a_number_of_draft_tokens_alone_is_a_chain(algorithm):
+    config = {"speculative_algorithm": algorithm, "speculative_num_draft_tokens": 8}
+    found, tree = in_vllm_words(config)
+    assert found["num_speculative_tokens"] == 7
+    assert repr(tree) == repr(Chain(7))
+
+
 def test_tensorrt():
     assert shape(TENSORRT) == repr(Chain(4))
     choices = [[0], [1], [0, 0]]

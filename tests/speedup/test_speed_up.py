@@ -76,6 +76,14 @@ def test_a_head_next_to_the_checkpoint_drafts_and_no_token_changes(model, where,
     assert f"{2 * rows * 40} tokens" in str(speculation)
 
 
+def test_a_model_without_a_folder_takes_no_head_from_the_working_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "head", EAGLE)
+    found = treespec.speed_up(tiny_llama(num_layers=8)).found
+    assert list(found.missing) == ["a trained head"]
+    assert len(found.drafters) == 2
+
+
 def test_a_head_of_another_model_is_said_and_left_out(model):
     write(next_to(model, "head"), EAGLE | {"target_hidden": 48})
     (next_to(model, "other")).mkdir()

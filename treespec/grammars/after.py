@@ -61,7 +61,8 @@ def marker_of(after: str | Sequence[int], tokenizer: Any) -> Marker:
     if isinstance(after, str) and after:
         if not hasattr(tokenizer, "decode"):
             raise ConfigError(f"after={after!r} is a text: give the tokenizer that reads it too, tokenizer=tokenizer")
-        return Marker(partial(_has_text, after, tokenizer), len(after))  # Few tokens add no letter.
+        # Every token adds a byte; tokenizers such as Llama 2's drop a space before the first one.
+        return Marker(partial(_has_text, after, tokenizer), len(after.encode()) + 1)
     ids = tuple(after) if isinstance(after, Sequence) else ()
     if not ids or not all(type(token) is int and token >= 0 for token in ids):
         raise ConfigError(f"after must be a text or token ids that end the free part, got {after!r}")

@@ -9,7 +9,14 @@ from treespec.policies import BestFirst, Chain, Paths
 from treespec.protocols import TreePolicy
 from treespec.tree import parse_paths
 
-SGLANG_METHODS = {"EAGLE3": "eagle3", "NEXTN": "mtp", "STANDALONE": "draft_model", "NGRAM": "ngram", "DFLASH": "dflash"}
+SGLANG_METHODS = {
+    "EAGLE": "eagle",
+    "EAGLE3": "eagle3",
+    "NEXTN": "mtp",
+    "STANDALONE": "draft_model",
+    "NGRAM": "ngram",
+    "DFLASH": "dflash",
+}
 TENSORRT_METHODS = {"Eagle3": "eagle3", "MTP": "mtp", "DraftTarget": "draft_model", "NGram": "ngram"}
 MODEL = "model"
 
@@ -29,11 +36,17 @@ def _sglang(config: dict[str, Any]) -> tuple[dict[str, Any], TreePolicy]:
     """The arguments of SGLang's server without their dashes."""
     found = _method(config, "speculative_algorithm", SGLANG_METHODS)
     _move(config, found, {"speculative_draft_model_path": MODEL})
-    depth = check_count("speculative_num_steps", config.pop("speculative_num_steps", 0))
+    if found == {"method": "eagle"}:  # Without files these are the target's own layers.
+        found["method"] = "mtp"
     width = check_count("speculative_eagle_topk", config.pop("speculative_eagle_topk", 1))
     num_nodes = config.pop("speculative_num_draft_tokens", None)  # SGLang counts the root.
+    if num_nodes is not None:
+        check_count("speculative_num_draft_tokens", num_nodes)
+    # A lookup or a block has no steps, its chain is as long as the number of tokens says.
+    steps = config.pop("speculative_num_steps", num_nodes - 1 if num_nodes and width == 1 else 0)
+    depth = check_count("speculative_num_steps", steps)
     _refuse(config, "SGLang")
-    tree = _tree(depth, width, None if num_nodes is None else check_count("speculative_num_draft_tokens", num_nodes))
+    tree = _tree(depth, width, num_nodes)
     return found | {"num_speculative_tokens": tree.max_nodes - 1}, tree
 
 

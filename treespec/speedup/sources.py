@@ -68,7 +68,7 @@ def trained_drafters(
 ) -> Iterator[tuple[str, str | Path]]:
     """Trained drafters for people and for `load_drafter`; why others are left out is added to `missing`."""
     name = str(model.config.name_or_path)
-    for folder in _folders_next_to(Path(name)):
+    for folder in _folders_next_to(Path(name)) if name else []:  # An empty path is the working folder.
         if _num_bytes(folder) > MOST_SHARE * sum(weight.nbytes for weight in model.parameters()):
             missing[f"the head in {folder}"] = "too large for a head; a whole model drafts as TreeSpeculation(model)"
         else:
