@@ -12,13 +12,13 @@ import pytest
 import torch
 from helpers.rounds import Game, cache_error, recurrent_states
 from helpers.zoo import ARCHITECTURES, BY_NAME, VOCAB_SIZE, Architecture, build, prompts
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 import treespec
 from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
 from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf import make_scorer
-from treespec.hf.introspect import model_facts
+from treespec.hf.introspect import CACHE_NAME, model_facts
 from treespec.hf.models.capability import keeps_states
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.recurrent import operators
@@ -197,6 +197,12 @@ def test_rwkv_decodes_single_texts():
     mask = (torch.arange(20) >= torch.tensor([[0], [3], [0]])).long()
     with pytest.raises(UnsupportedModelError, match="give its prompts one by one"):
         model.generate(ids, attention_mask=mask, max_new_tokens=4, **OPTIONS, custom_generate=speculation)
+
+
+def test_rwkv_in_float64():
+    """transformers keeps its states in float32 there too."""
+    model, ids = build("rwkv").double(), prompts(1, 20)
+    check_identity(model, ids, torch.ones_like(ids), 12, lookups())
 
 
 def test_states_of_modules_stay_those_of_plain_passes():
@@ -411,6 +417,25 @@ def test_returned_caches_continue_the_text():
     assert (
         cache_error(model, out.past_key_values, torch.ones(1, 29, dtype=torch.bool), out.sequences[:, :-1]) <= TOLERANCE
     )
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "minimax", "recurrent_gemma", "rwkv"])
+def test_plain_generate_continues_from_what_is_returned(name):
+    """None where the states are not in the cache: the keys alone would be continued wrongly."""
+    model, ids = build(name), prompts(1, 20)
+    plain = model.generate(ids, max_new_tokens=30, **OPTIONS)
+    out = model.generate(ids, max_new_tokens=10, **OPTIONS, return_dict_in_generate=True, custom_generate=lookups())
+    assert (out.past_key_values is None) == (name in ("recurrent_gemma", "rwkv"))
+    model.generate(prompts(1, 12, seed=5), max_new_tokens=2, **OPTIONS)
+    given = {"attention_mask": torch.ones_like(out.sequences), CACHE_NAME: out.past_key_values}
+    assert torch.equal(model.generate(out.sequences, **given, max_new_tokens=20, **OPTIONS), plain)
+
+
+def test_a_given_cache_stays_empty_where_states_are_kept_elsewhere():
+    model, ids, cache = build("recurrent_gemma"), prompts(1, 20), DynamicCache()
+    check_identity(model, ids, torch.ones_like(ids), 10, lookups())
+    model.generate(ids, max_new_tokens=10, **OPTIONS, **{CACHE_NAME: cache}, custom_generate=lookups())
+    assert cache.get_seq_length() == 0
 
 
 def test_unknown_recurrences_decode_by_snapshots(monkeypatch):

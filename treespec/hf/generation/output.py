@@ -68,7 +68,7 @@ class Outputs(AddOn):
         padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0 if pad is None else int(pad))
         sequences = torch.cat([call.input_ids, padded.to(call.input_ids)], dim=1)
         # A compiled target keeps its cache for later calls.
-        cache = _final_cache(call, getattr(run.target, "cache", None))
+        cache = _final_cache(call, getattr(run.target, "returned_cache", getattr(run.target, "cache", None)))
         if not call.config.return_dict_in_generate:
             return sequences
         lengths = list(map(len, emitted))

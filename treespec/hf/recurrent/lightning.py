@@ -25,6 +25,7 @@ class LightningStates:
     """The layers of a MiniMax model, and how they find their states in a cache of `StateLayer`s."""
 
     calls = frozenset({"get_linear_cache", "set_linear_cache"})
+    is_continued = True
 
     def __init__(self, facts: ModelFacts, modules: Sequence[nn.Module]) -> None:
         self._config, self._modules = facts.model.config, modules

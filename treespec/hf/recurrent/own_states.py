@@ -17,9 +17,15 @@ from treespec.hf.recurrent.rwkv import WeightedKeyValueStates
 
 
 class OwnStates(Protocol):
-    """How the modules of a model find their states in the layers of a cache; `calls`: the names that they use."""
+    """How the modules of a model find their states in the layers of a cache.
+
+    Attributes:
+        calls: the names that the modules use.
+        is_continued: whether the model's own passes can continue from such a cache.
+    """
 
     calls: frozenset[str]
+    is_continued: bool
 
     def cache(self) -> Cache:
         """An empty cache."""

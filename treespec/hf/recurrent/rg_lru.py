@@ -26,6 +26,7 @@ class GatedUnitStates:
     """The recurrent blocks of a RecurrentGemma model, and how they find their states in a cache of `StateLayer`s."""
 
     calls = frozenset({"conv1d_state", "rg_lru"})
+    is_continued = False
 
     def __init__(self, facts: ModelFacts, modules: Sequence[nn.Module]) -> None:
         self._config, self._modules = facts.model.config, modules

@@ -40,6 +40,7 @@ class WeightedKeyValueStates:
     """The blocks of an RWKV model, and how they find their states in a cache of `StateLayer`s."""
 
     calls = frozenset({"attention", "feed_forward", "ln1", "ln2"})
+    is_continued = False
 
     def __init__(self, facts: ModelFacts, modules: Sequence[nn.Module]) -> None:
         self._base, self._modules = facts.model.base_model, modules
@@ -105,4 +106,4 @@ def _step(
     step: Any, key: Float[Tensor, "M H"], value: Float[Tensor, "M H"], states: Float[Tensor, "M 3 H"]
 ) -> tuple[Float[Tensor, "M H"], Float[Tensor, "M 3 H"]]:
     result, state = step(key.unsqueeze(1), value.unsqueeze(1), state=states.unbind(1), return_state=True)
-    return result.squeeze(1), torch.stack(state, 1)
+    return result.squeeze(1), torch.stack(state, 1).to(states.dtype)

@@ -71,6 +71,11 @@ class StateScorer(TreeScorer):
         """The transformers cache, which holds states too."""
         return self._whole
 
+    @property
+    def returned_cache(self) -> Cache | None:
+        """What plain passes can continue from; None: the model keeps its states elsewhere."""
+        return self._whole if self._own is None or self._own.is_continued else None
+
     @torch.no_grad()
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
         """See `TreeScorer`; columns that are padding in every row are computed, as plain `generate` does."""
