@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 from helpers.tiny import prompt, tiny_llama
+from helpers.zoo import build, prompts
 from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 
 import treespec
 from treespec.cpu.native import native_norm
@@ -81,11 +81,18 @@ class Elsewhere(LlamaRMSNorm):
         return super().forward(hidden_states) * gate
 
 
-class KimiLinears(Elsewhere):
-    """Its gate has a default that it does not serve; Mamba-2's is a plain norm without one."""
+class MaybeGated(LlamaRMSNorm):
+    """As Mamba-2's: without a gate it is the plain norm."""
 
     def forward(self, hidden_states, gate=None):
-        return super().forward(hidden_states, gate.sigmoid())
+        return super().forward(hidden_states if gate is None else hidden_states * gate)
+
+
+class SelfGated(LlamaRMSNorm):
+    """As Kimi Linear's, which fails without its gate."""
+
+    def forward(self, hidden_states, gate=None):
+        return super().forward(hidden_states) * gate.sigmoid()  # pyright: ignore[reportOptionalMemberAccess]
 
 
 @torch.no_grad()
@@ -94,8 +101,16 @@ def test_other_norms_are_left_alone(native):
     gemma.weight.normal_()
     hooked = LlamaRMSNorm(8)
     hooked.forward = hooked.forward
-    others = [gemma, hooked, Elsewhere(8), KimiLinears(8), nn.LayerNorm(8, bias=False), nn.LayerNorm(8), nn.RMSNorm(8)]
-    others.append(MambaRMSNormGated(8, group_size=8))
+    others = [
+        gemma,
+        hooked,
+        Elsewhere(8),
+        MaybeGated(8),
+        SelfGated(8),
+        nn.LayerNorm(8, bias=False),
+        nn.LayerNorm(8),
+        nn.RMSNorm(8),
+    ]
     zeros = LlamaRMSNorm(8)
     zeros.weight.zero_()  # As any norm with such weights.
     others += [
@@ -122,3 +137,12 @@ def test_models_have_them_while_they_are_optimised():
         assert all(vars(module)["forward"]._module is module for module in again.modules() if is_served(module))
         assert any(map(is_served, again.modules()))
     assert not any(map(is_served, model.modules()))
+
+
+@pytest.mark.parametrize("name", ["bamba", "kimi_linear"])
+def test_hybrids_with_gated_norms(name):
+    model, ids = build(name), prompts(1, 12)
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(ids, **options)
+    with treespec.optimize(model):
+        assert torch.equal(model.generate(ids, **options), plain)

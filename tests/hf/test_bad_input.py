@@ -300,7 +300,7 @@ WRONG = {
     "a model's folder for a head's": (
         lambda: with_checkpoint(checkpoints.untouched, lambda folder: load_drafter(folder, TARGET)),
         CheckpointError,
-        "no draft head of the kinds that are read .*DFlash and DSpark, EAGLE-3",
+        "no draft head of the kinds that are read .*DFlash and DSpark, EAGLE, EAGLE-3, P-EAGLE",
     ),
 }
 

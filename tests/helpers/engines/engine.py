@@ -48,7 +48,7 @@ def run_jobs(
     engine: Mapping[str, Any],
     jobs: Mapping[str, Mapping[str, Any]],
     *,
-    seconds: float = 280,
+    seconds: float = 1200,
     more: Mapping[str, str] | None = None,
     planted: str | None = None,
     kept: Path | None = None,

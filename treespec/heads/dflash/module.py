@@ -93,7 +93,11 @@ class DFlashHead(DraftHead[DFlashConfig]):
         layer, sizes = config.layer, (config.vocab_size, config.draft_vocab_size)
         super().__init__(config, embedding, target_ids, [_layer(config, index) for index in range(config.num_layers)])
         self.hidden_norm = layer.norm()
-        self.mask_embedding = nn.Parameter(torch.zeros(layer.hidden_size)) if config.has_mask_embedding else None
+        self.mask_embedding = (
+            nn.Parameter(torch.zeros(layer.hidden_size, dtype=torch.float32, device="cpu"))
+            if config.has_mask_embedding
+            else None
+        )
         self.markov_head = self.candidate_selector = None
         if config.markov_rank:
             gate_size = layer.hidden_size if config.has_markov_gate else 0

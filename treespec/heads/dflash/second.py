@@ -24,7 +24,7 @@ class BlockConvolution(nn.Module):
     def __init__(self, hidden_size: int, block_size: int, num_taps: int, group_size: int) -> None:
         super().__init__()
         self._block_size, self._group_size = block_size, group_size
-        self.base_kernel = nn.Parameter(torch.zeros(2, num_taps, hidden_size))
+        self.base_kernel = nn.Parameter(torch.zeros(2, num_taps, hidden_size, dtype=torch.float32, device="cpu"))
         self.kernel_projection = nn.Linear(hidden_size, 2 * num_taps * (hidden_size // group_size), bias=False)
 
     def kernels(self, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,8 +70,8 @@ class CandidateSelector(nn.Module):
 
     def __init__(self, vocab_size: int, hidden_size: int, rank: int) -> None:
         super().__init__()
-        self.predecessor_codebook = nn.Parameter(torch.zeros(vocab_size, rank))
-        self.successor_codebook = nn.Parameter(torch.zeros(vocab_size, rank))
+        self.predecessor_codebook = nn.Parameter(torch.zeros(vocab_size, rank, dtype=torch.float32, device="cpu"))
+        self.successor_codebook = nn.Parameter(torch.zeros(vocab_size, rank, dtype=torch.float32, device="cpu"))
         self.hidden_projection = nn.Linear(hidden_size, rank, bias=False)
 
     def forward(self, logits: Tensor, outputs: Tensor, tokens: Tensor, num_candidates: int) -> Tensor:

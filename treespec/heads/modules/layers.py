@@ -93,7 +93,9 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.has_output_bias)
         self.q_norm = config.norm(config.head_dim) if config.has_head_norms else None
         self.k_norm = config.norm(config.head_dim) if config.has_head_norms else None
-        self.attention_sink_bias = nn.Parameter(torch.zeros(config.num_heads)) if config.has_sinks else None
+        self.attention_sink_bias = (
+            nn.Parameter(torch.zeros(config.num_heads, dtype=torch.float32, device="cpu")) if config.has_sinks else None
+        )
 
     def forward(self, states: Tensor, rotation: Rotation, mask: Mask, cache: KeyValueCache) -> Tensor:
         """states [B, F, input_size] to [B, F, H]; `mask` says which of the cache's keys are attended."""

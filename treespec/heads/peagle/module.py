@@ -32,4 +32,4 @@ class PEagleHead(Eagle3Head):
 
     def __init__(self, config: PEagleConfig, embedding: Tensor, target_ids: Tensor) -> None:
         super().__init__(config, embedding, target_ids)
-        self.mask_hidden = nn.Parameter(torch.zeros(self.fc.in_features))
+        self.mask_hidden = nn.Parameter(torch.zeros(self.fc.in_features, dtype=torch.float32, device="cpu"))

@@ -37,7 +37,7 @@ CLOSE_GAIN = 1.5
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
 READING_SHARE = 0.03
-"""Of the plain steps' time, what may be read to try a drafter again; in a batch, of all steps to come, at all."""
+"""How much of the plain steps' time may be read to try a drafter again; in a batch, of all steps to come, at all."""
 FIRST_TREES, EXPLORED_EVERY = 4, 16
 """The first drafts, and later one in this many, are trees of any depth: a chain says nothing of trees."""
 EXPLORED_SHARE = 0.5
