@@ -80,6 +80,14 @@ def test_states_of_rows():
     assert found.weights == found.draft_cache_per_token == 0
 
 
+@pytest.mark.parametrize("name", ["rwkv", "recurrent_gemma"])
+def test_states_that_are_in_no_transformers_cache(name):
+    target = zoo.build(name)
+    found = estimate_memory(target, TreeSpeculation(TokenRecycling()))
+    assert found.state_per_row > 0
+    assert (found.cache_per_token > 0) is (name == "recurrent_gemma")
+
+
 def test_it_is_said(model):
     speculation = speed_up(model)
     try:

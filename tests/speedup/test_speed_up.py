@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import mtp_files
+from helpers import mtp_files, zoo
 from helpers.tiny import noisy_copy, tiny_llama
 from helpers.wrong_heads import EAGLE, write
 from transformers import LlamaForCausalLM
@@ -60,6 +60,16 @@ def next_to(model, name):
 
 def is_optimized(model):
     return any(isinstance(vars(module).get("forward"), FastForward) for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ["bamba", "mamba2", "rwkv", "qwen3_5_text"])
+def test_recurrent_models_are_sped_up_and_no_token_changes(name):
+    target, ids = zoo.build(name), zoo.prompts(1, 6)
+    plain = target.generate(ids, max_new_tokens=8, do_sample=False)
+    speculation = treespec.speed_up(target)
+    assert target.generate(ids, max_new_tokens=8, do_sample=False, custom_generate=speculation).equal(plain)
+    assert "lookups" in str(speculation)
+    speculation.restore()
 
 
 @pytest.mark.parametrize("where", ["head", "../some-model-eagle3", "../some-model.eagle3"])

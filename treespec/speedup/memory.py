@@ -19,6 +19,7 @@ from treespec.hf.evaluation import evaluation_mode
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import cache_in, model_facts, num_logits, unwrapped
 from treespec.hf.models.base import ModelScorer
+from treespec.hf.models.make_scorer import make_scorer
 from treespec.protocols import Drafter, FeatureDrafter
 
 PROBABILITY, TOKEN_ID = 4, 8
@@ -161,10 +162,13 @@ def _cache_of(model: PreTrainedModel) -> tuple[int, int]:
 @torch.no_grad()
 def _num_bytes(model: PreTrainedModel, length: int) -> int:
     facts = model_facts(model)
+    ids = torch.zeros(1, length, dtype=torch.int64, device=facts.device)
     with evaluation_mode(facts.model):
-        found: Any = cache_in(
-            facts.model(torch.zeros(1, length, dtype=torch.int64, device=facts.device), use_cache=True)
-        )
+        found: Any = cache_in(facts.model(ids, use_cache=True))
+    if found is None:  # RWKV and RecurrentGemma keep states elsewhere; their scorers do not.
+        scorer: Any = make_scorer(facts)
+        scorer.prefill(ids, ids == 0)
+        found = scorer.cache
     tensors = (value for layer in found.layers for value in vars(layer).values())
     nested = (one for value in tensors for one in (value.values() if isinstance(value, dict) else [value]))
     return sum(one.nbytes for one in nested if isinstance(one, Tensor))
