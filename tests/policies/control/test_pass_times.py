@@ -88,3 +88,12 @@ def test_reading_a_long_text_does_not_count_as_drafting():
         times.update(2, 4, 1000, 1, 10.11)
     assert times.reading(500) == pytest.approx(5.0, rel=0.05)
     assert times.predict(np.array([2.0]), np.array([4]))[0] == pytest.approx(0.11, abs=0.01)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_cold_and_flat_first_passes_leave_a_time_of_plain_ones(rows):
+    """On an accelerator: the first pass takes twenty times as long, then all take the same, whatever their size."""
+    times = PassTimes()
+    for number, count in enumerate((64, 32, 64, 16, 64, 64, 1, 1)):
+        times.update(rows * count, rows, 300, 500.0 if number == 0 else 25.0)
+        assert times.predict(np.array([rows]), rows, 300)[0] > 0

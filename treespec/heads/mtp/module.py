@@ -202,7 +202,10 @@ class MtpHead(StateReader):
         embedded = self._targets[0](tokens).to(dtype)
         inputs = {"position_ids": positions, "use_cache": True}
         if self.rotary is not None:
-            inputs["position_embeddings"] = self.rotary(embedded, positions)
+            # Rotary positions in time, height and width: of text they are one.
+            is_of_images = hasattr(self.rotary, "mrope_section")
+            grid = positions.expand(3, *positions.shape) if is_of_images else positions
+            inputs["position_embeddings"] = self.rotary(embedded, grid)
         # Added to the scores: eager attention of decoder layers knows no bool.
         added = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
         keys = BlockCache(cache)

@@ -24,6 +24,8 @@ UNIT_STEPS = 9
 """The latest steps whose median is the time of a pass over one token."""
 MEASURED_ERROR, MOST_ERROR = 1.5, 3.0
 """The most by which a pass counts as slower or faster than predicted, as a factor: with a profile, and without."""
+LEAST_CONSTANT = 0.01
+"""A pass over one token takes at least this many: where all passes so far were large and as fast, none may fit them."""
 NUM_PLAIN = 3
 """Plain steps of several rows after which their time is known."""
 CHANGED = 2.0
@@ -111,7 +113,7 @@ class PassTimes:
         `context`: tokens of the longest text.
         """
         constant, slope, *others = self._regression.coefficients.tolist()
-        constant += sum(map(mul, others, _of_rows(num_rows, context)))
+        constant = max(constant + sum(map(mul, others, _of_rows(num_rows, context))), LEAST_CONSTANT)
         return self.unit_ms * (constant + slope * self._more_of(num_tokens))
 
     def update(self, num_tokens: int, num_rows: int, context: int, ms: float) -> None:

@@ -1,0 +1,203 @@
+"""An accelerator: passes of a model with eight billion random weights over n nodes, and whole calls by acceptance.
+
+The model has Llama-3.1-8B's sizes and random weights: times are those of the real one, its text is not. Its head makes
+every token follow from the one before it by a wide margin, so that rounding decides nothing. The drafter knows the
+text, and is right at every position with a given probability, first choice or second; a level costs it one product with
+a head of 32,000 rows.
+
+    python -m benchmarks.accelerator --output benchmarks/results/accelerator.json
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.common.settings import RESULTS, markdown_table, parser, settings, settings_lines, write_json
+from treespec import Chain, Control, TreeSpeculation
+from treespec.drafters.base import SessionSource
+from treespec.hf.models.make_scorer import make_scorer
+from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
+
+SIZES = {
+    "8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
+    | {"num_key_value_heads": 8, "vocab_size": 128256},
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    | {"num_key_value_heads": 2, "vocab_size": 512},
+}
+NODES = (1, 2, 4, 8, 16, 32, 64)
+PLAIN, RECORDED = "plain generate", {"mode": "reduce-overhead"}
+TREES: dict[str, Any] = {
+    "no drafts": lambda: Control(max_nodes=1),
+    "chain of 4": lambda: Chain(4),
+    "tree of 8": lambda: 8,
+    "tree of 16": lambda: 16,
+    "auto": lambda: "auto",
+}
+
+
+class KnownText(SessionSource):
+    """Proposes the tokens of known texts [B, L], first choice right with probability `first`, second with `second`."""
+
+    def __init__(self, texts: Tensor, first: float, second: float, hidden_size: int, head: nn.Linear) -> None:
+        self._texts, self._head, self.num_weights = texts.cpu(), head, head.weight.numel()
+        self._state = torch.zeros(1, hidden_size, dtype=head.weight.dtype, device=head.weight.device)
+        luck = torch.rand(texts.shape, generator=torch.Generator().manual_seed(0))
+        self._rank = torch.where(luck < first, 0, torch.where(luck < first + second, 1, 2))
+        self._probs = torch.tensor([first, second, 0.02])
+
+    def start(self, session: Session) -> None:
+        self._session = session
+
+    def propose(self, max_depth: int) -> Any:
+        return self._policy.grow(self, max_depth)
+
+    def expand(self, frontier: Frontier) -> Proposal:
+        self._head(self._state).sum().item()  # A draft pass, and the wait for its result.
+        lengths = torch.tensor(self._session.history.lengths).unsqueeze(1)
+        at = (lengths + frontier.depths).clamp(max=self._texts.shape[1] - 1)
+        right, rank = (known.gather(1, at).unsqueeze(-1) for known in (self._texts, self._rank))
+        vocab_size = self._session.vocab_size
+        tokens = (right + torch.arange(1, 4)) % vocab_size
+        tokens = torch.where(torch.arange(3) == rank, right, tokens)
+        return Proposal(self._probs.expand(tokens.shape), tokens)
+
+    def update(self, step: VerifiedStep) -> None:
+        pass
+
+    def select_rows(self, rows: Any) -> None:
+        pass
+
+
+def timed(device: str, run: Any) -> tuple[Any, float]:
+    """What a function returns, and its milliseconds."""
+    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    wait()
+    start = time.perf_counter()
+    found = run()
+    wait()
+    return found, 1e3 * (time.perf_counter() - start)
+
+
+@torch.no_grad()
+def passes(model: Any, device: str, context: int, rounds: int) -> dict[str, float]:
+    """Median milliseconds of a pass over n nodes behind `context` tokens."""
+    scorer, found = make_scorer(model), {n: [] for n in NODES}
+    ids = torch.randint(3, 500, (1, context), device=device)
+    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    for _ in range(rounds + 2):
+        for n, times in found.items():
+            tokens, parents = torch.randint(3, 500, (1, n)), torch.tensor([[-1, *(i // 2 for i in range(n - 1))]])
+            times.append(timed(device, lambda t=tokens, p=parents: scorer.extend(t, p))[1])
+            scorer.commit([[]])
+    return {str(n): median(times[2:]) for n, times in found.items()}
+
+
+def calls(
+    model: Any, device: str, batch: int, args: Any, firsts: Sequence[float] = (0.0, 0.5, 0.8), is_compiled: bool = False
+) -> dict[str, Any]:
+    """Milliseconds per token of a row and tokens per pass, by way and by how often the first choice is right."""
+    inputs = {"input_ids": torch.randint(3, 500, (batch, 256), device=device)}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    options = {"max_new_tokens": args.new_tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    text = model.generate(**inputs, **options)
+    # With a static cache transformers compiles plain decoding, too.
+    plain, more = ({"cache_implementation": "static"}, {"compile": RECORDED}) if is_compiled else ({}, {})
+    head = nn.Linear(model.config.hidden_size, 32000, bias=False, dtype=model.dtype, device=device)
+    found: dict[str, Any] = {}
+    for first in firsts:
+        drafter = KnownText(text, first, 0.4 * (1 - first) * (first > 0), model.config.hidden_size, head)
+        ways = {name: TreeSpeculation(drafter, tree=TREES[name](), **more) for name in args.ways}
+        extra: dict[str, dict[str, Any]] = {PLAIN: plain} | {name: {"custom_generate": it} for name, it in ways.items()}
+        times: dict[str, list[float]] = {name: [] for name in extra}
+        shared = {}
+        for number in range(args.rounds + 1):
+            for name, own in extra.items():
+                out, ms = timed(device, partial(model.generate, **inputs, **options, **own))
+                shared[name] = float((out == text)[:, -args.new_tokens :].float().mean())
+                if number:  # The first round warms up.
+                    times[name].append(ms / args.new_tokens)
+        found[str(first)] = {
+            name: {
+                "ms": median(times[name]),
+                "tokens_per_pass": ways[name].stats.mean_acceptance_length if name in ways else 1.0,
+                "as_plain": shared[name],
+            }
+            for name in extra
+        }
+    return found
+
+
+def report(data: dict[str, Any]) -> str:
+    lines = [f"# On {data['device_name']}\n", f"{data['size']}, {data['dtype']}, torch {torch.__version__}.\n"]
+    lines.append(
+        markdown_table(
+            ["ms of a pass, by nodes", *map(str, NODES)],
+            [[name, *(f"{by[str(n)]:.2f}" for n in NODES)] for name, by in data["passes"].items()],
+        )
+    )
+    for title, found in data["calls"].items():
+        rows = [
+            [
+                first,
+                name,
+                *(f"{value:.2f}" for value in (run["ms"], by[PLAIN]["ms"] / run["ms"], *list(run.values())[1:])),
+            ]
+            for first, by in found.items()
+            for name, run in by.items()
+        ]
+        header = [title, "", "ms per token", "times plain", "tokens per pass", "tokens as plain"]
+        lines.append(markdown_table(header, rows))
+    return "\n".join([*lines, settings_lines(data)])
+
+
+def main() -> None:
+    options = parser(__doc__ or "", threads=8)
+    options.add_argument("--size", choices=SIZES, default="8B")
+    options.add_argument("--device", default="cuda")
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--new-tokens", type=int, default=96)
+    options.add_argument("--batches", type=int, nargs="*", default=[1, 4, 8])
+    options.add_argument("--ways", nargs="*", choices=TREES, default=list(TREES))
+    options.add_argument("--compile", action="store_true", help="single texts by recorded passes too")
+    options.add_argument("--output", type=Path, default=RESULTS / "accelerator.json")
+    args = options.parse_args()
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(args.device):
+        model = LlamaForCausalLM(LlamaConfig(max_position_embeddings=8192, **SIZES[args.size])).eval()
+        embedding = model.get_input_embeddings().weight.data.mul_(50)
+        model.lm_head.weight.data.copy_(embedding[torch.randperm(len(embedding))])
+    torch.set_default_dtype(torch.float32)
+    name = torch.cuda.get_device_name() if args.device == "cuda" else args.device
+    data = settings(device_name=name, size=args.size, dtype="bfloat16", new_tokens=args.new_tokens)
+    data |= {"passes": {}, "calls": {}}
+
+    def save() -> None:
+        write_json(args.output, data)
+        args.output.with_suffix(".md").write_text(report(data))
+
+    for context in (512, 4096):
+        data["passes"][f"{context} tokens before"] = passes(model, args.device, context, 4 * args.rounds)
+    for batch in args.batches:
+        title = f"batch of {batch}, first choice right"
+        data["calls"][title] = calls(model, args.device, batch, args)
+        save()
+        print(title, flush=True)
+    if args.compile:
+        found = calls(model, args.device, 1, args, firsts=(0.5, 0.8), is_compiled=True)
+        data["calls"]["single texts by recorded passes, first choice right"] = found
+        save()
+    print(report(data))
+
+
+if __name__ == "__main__":
+    main()
