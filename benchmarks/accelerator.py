@@ -174,7 +174,7 @@ def main() -> None:
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(args.device):
         model = LlamaForCausalLM(LlamaConfig(max_position_embeddings=8192, **SIZES[args.size])).eval()
-        embedding = model.get_input_embeddings().weight.data.mul_(50)
+        embedding = model.get_input_embeddings().weight.data.mul_(2000)  # What layers add is little then.
         model.lm_head.weight.data.copy_(embedding[torch.randperm(len(embedding))])
     torch.set_default_dtype(torch.float32)
     name = torch.cuda.get_device_name() if args.device == "cuda" else args.device
