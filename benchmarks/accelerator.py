@@ -27,7 +27,7 @@ from treespec.drafters.base import SessionSource
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
     | {"num_key_value_heads": 8, "vocab_size": 128256},
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -110,12 +110,13 @@ def calls(
     options = {"max_new_tokens": args.new_tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     text = model.generate(**inputs, **options)
     # With a static cache transformers compiles plain decoding, too.
-    plain, more = ({"cache_implementation": "static"}, {"compile": RECORDED}) if is_compiled else ({}, {})
+    plain = {"cache_implementation": "static"} if is_compiled else {}
+    compiled = RECORDED if is_compiled else False
     head = nn.Linear(model.config.hidden_size, 32000, bias=False, dtype=model.dtype, device=device)
     found: dict[str, Any] = {}
     for first in firsts:
         drafter = KnownText(text, first, 0.4 * (1 - first) * (first > 0), model.config.hidden_size, head)
-        ways = {name: TreeSpeculation(drafter, tree=TREES[name](), **more) for name in args.ways}
+        ways = {name: TreeSpeculation(drafter, tree=TREES[name](), compile=compiled) for name in args.ways}
         extra: dict[str, dict[str, Any]] = {PLAIN: plain} | {name: {"custom_generate": it} for name, it in ways.items()}
         times: dict[str, list[float]] = {name: [] for name in extra}
         shared = {}
@@ -173,7 +174,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(args.device):
-        model = LlamaForCausalLM(LlamaConfig(max_position_embeddings=8192, **SIZES[args.size])).eval()
+        model: Any = LlamaForCausalLM(LlamaConfig(max_position_embeddings=8192, **SIZES[args.size])).eval()
         embedding = model.get_input_embeddings().weight.data.mul_(2000)  # What layers add is little then.
         model.lm_head.weight.data.copy_(embedding[torch.randperm(len(embedding))])
     torch.set_default_dtype(torch.float32)
