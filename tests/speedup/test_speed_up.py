@@ -1,5 +1,6 @@
 """`speed_up`: what it finds, that it changes no token, what it says, and that it can be undone."""
 
+import os
 import pickle
 import threading
 from pathlib import Path
@@ -299,6 +300,7 @@ def test_layers_that_a_caller_has_optimised_stay(model):
     try:
         treespec.optimize(model, dtype=torch.int8)
     except NativeError as error:
+        assert "CI" not in os.environ, error  # Where all must run, a compiler that is missing is a failure.
         pytest.skip(str(error))
     kept = [vars(module).get("forward") for module in model.modules()]
     plain = model.generate(PROMPT, **options)
