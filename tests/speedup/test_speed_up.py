@@ -300,7 +300,8 @@ def test_layers_that_a_caller_has_optimised_stay(model):
     try:
         treespec.optimize(model, dtype=torch.int8)
     except NativeError as error:
-        assert "CI" not in os.environ, error  # Where all must run, a compiler that is missing is a failure.
+        if "CI" in os.environ:  # Where all must run, a compiler that is missing is a failure.
+            raise
         pytest.skip(str(error))
     kept = [vars(module).get("forward") for module in model.modules()]
     plain = model.generate(PROMPT, **options)

@@ -140,3 +140,16 @@ def test_the_command_prints_the_gain(heads, tmp_path):
     (tmp_path / "empty.txt").write_text("\n")
     nothing = invoke("adapt", tmp_path / "model", "--prompts", tmp_path / "empty.txt", "--out", tmp_path / "none")
     assert "holds no message" in str(nothing.exception)
+
+
+def test_a_process_that_ends_while_a_drafter_is_kept_leaves_one(tmp_path):
+    from treespec.training.adapt import RESULT, _Best
+
+    (tmp_path / "drafter.new").mkdir()
+    (tmp_path / "drafter.new" / "config.json").write_text("{}")
+    _Best(tmp_path, lambda _: None)
+    assert not (tmp_path / "drafter").exists(), "the first copy may not be whole"
+    (tmp_path / RESULT).write_text("{}")
+    _Best(tmp_path, lambda _: None)
+    assert (tmp_path / "drafter" / "config.json").is_file()
+    assert not (tmp_path / "drafter.new").exists()

@@ -220,8 +220,10 @@ class _Best:
 
     def __init__(self, folder: Path, on_evaluation: Callable[[Evaluation], object]) -> None:
         self._folder, self._report = folder, on_evaluation
-        self._file, self._drafter = folder / RESULT, folder / "drafter"
+        self._file, self._drafter, self._new = folder / RESULT, folder / "drafter", folder / "drafter.new"
         self._found = json.loads(self._file.read_text()) if self._file.exists() else None
+        if self._found is not None and self._new.exists() and not self._drafter.exists():
+            self._new.rename(self._drafter)  # A process ended between two steps of `_keep`.
 
     @property
     def result(self) -> Adapted:
@@ -233,7 +235,16 @@ class _Best:
         """The first one is the original's."""
         summary = evaluation.summary()
         if self._found is None or _score(summary) > _score(self._found["after"]):
-            shutil.copytree(self._folder / "run" / "drafter", self._drafter, dirs_exist_ok=True)
             self._found = {"before": (self._found or {"before": summary})["before"], "after": summary}
-            self._file.write_text(json.dumps(self._found, indent=2) + "\n", encoding="utf-8")
+            self._keep()
         self._report(evaluation)
+
+    def _keep(self) -> None:
+        """Copy the run's drafter and write the result: whenever the process ends, both are whole."""
+        shutil.rmtree(self._new, ignore_errors=True)
+        shutil.copytree(self._folder / "run" / "drafter", self._new)
+        shutil.rmtree(self._drafter, ignore_errors=True)
+        self._new.rename(self._drafter)
+        written = self._file.with_suffix(".new")
+        written.write_text(json.dumps(self._found, indent=2) + "\n", encoding="utf-8")
+        written.replace(self._file)
