@@ -7,6 +7,7 @@ with the tree, because the true features replace them.
 """
 
 from abc import abstractmethod
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from treespec.tree.transfer import upload
 
 
 class LevelDrafter(HeadDrafter[Head]):
-    """What `Eagle3` and `Mtp` have in common; subclasses run and read their head.
+    """What `Eagle`, `Eagle3` and `Mtp` have in common; subclasses feed and read their head.
 
     Axis letters: Z the width of what a pass gives per token, J layers with a mask of their own.
     """
@@ -42,12 +43,6 @@ class LevelDrafter(HeadDrafter[Head]):
     @abstractmethod
     def _run_text(self, tokens: Tensor, states: Tensor, positions: Tensor, mask: Tensor, keys: DraftingCache) -> Tensor:
         """A pass over committed tokens int64 [B, M] with the target's states before them [B, M, Y]: [B, M, Z]."""
-
-    @abstractmethod
-    def _run_drafted(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, keys: DraftingCache
-    ) -> Tensor:
-        """A pass over drafted tokens int64 [B, F] with the outputs of their parents [B, F, Z]: [B, F, Z]."""
 
     @abstractmethod
     def _read(self, states: Float[Tensor, "B F Z"], frontier: Frontier) -> tuple[Tensor, Tensor]:
@@ -116,7 +111,8 @@ class LevelDrafter(HeadDrafter[Head]):
         arrays = map(torch.from_numpy, (parents, nodes + offsets, mask))
         tokens, parents, positions, mask = upload(keys.device, frontier.tokens, *arrays)
         keys.begin_pending(num_nodes)
-        return self._run_drafted(tokens, take_columns(above, parents), positions, mask, keys)
+        head: Any = self.head  # All of them have `run`: from the outputs of the parents [B, F, Z] to [B, F, Z].
+        return head.run(tokens, take_columns(above, parents), positions, mask, keys)
 
     def _above(self, parents: Int[np.ndarray, "B F"]) -> tuple[Float[Tensor, "B E Z"], Int[np.ndarray, "B F"]]:
         """The outputs of levels that hold all parents, of the last one if it does, and the parents' columns there."""

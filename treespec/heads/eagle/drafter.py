@@ -23,11 +23,6 @@ class Eagle(LevelDrafter[EagleHead]):
     def _run_text(self, tokens: Tensor, states: Tensor, positions: Tensor, mask: Tensor, keys: DraftingCache) -> Tensor:
         return self.head.run(tokens, states.to(self.head.embedding), positions, mask, keys)
 
-    def _run_drafted(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, keys: DraftingCache
-    ) -> Tensor:
-        return self.head.run(tokens, features, positions, mask, keys)
-
     def _read(self, states: Float[Tensor, "B F H"], frontier: Frontier) -> tuple[Tensor, Tensor]:
         return self.head.lm_head(states), states
 

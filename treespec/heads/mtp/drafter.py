@@ -58,11 +58,6 @@ class Mtp(LevelDrafter[MtpHead]):
     def _run_text(self, tokens: Tensor, states: Tensor, positions: Tensor, mask: Tensor, keys: DraftingCache) -> Tensor:
         return self.head.run_text(tokens, states.to(self._ends), self._ends, positions, mask, keys)
 
-    def _run_drafted(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, keys: DraftingCache
-    ) -> Tensor:
-        return self.head.run(tokens, features, positions, mask, keys)
-
     def _read(self, states: Float[Tensor, "B F Z"], frontier: Frontier) -> tuple[Tensor, Tensor]:
         count = self.head.config.num_layers
         if count == 1:
