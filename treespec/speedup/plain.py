@@ -17,7 +17,6 @@ from treespec.engine.ranks import Alone
 from treespec.engine.stats import SpeculationStats
 from treespec.hf.evaluation import evaluation_mode
 from treespec.hf.generation.call import Call
-from treespec.hf.generation.validate import ModelArguments
 from treespec.policies import Control
 
 MEMORY, LEAST_TOKENS = 0.3, 8
@@ -63,26 +62,18 @@ class FasterWay:
 
 
 class Ways:
-    """The faster ways of calls by their number of rows and whether they sample; concurrent calls teach nothing."""
+    """The faster ways of calls, by their number of rows and whether they sample."""
 
     def __init__(self) -> None:
         self._ways: dict[tuple[int, bool], FasterWay] = {}
-        self._num_started = self._num_running = 0
 
     @contextmanager
     def timed(self, call: Call, stats: Callable[[], SpeculationStats]) -> Iterator[bool]:
         """Around a call: whether it is to be plain. `stats` gives what it did."""
         way = self._ways.setdefault((call.num_rows, bool(call.config.do_sample)), FasterWay())
-        is_plain, is_alone = way.is_plain and can_be_plain(call), self._num_running == 0
-        self._num_running += 1
-        self._num_started += 1
-        start, number = time.perf_counter(), self._num_started
-        try:
-            yield is_plain
-        finally:
-            self._num_running -= 1
-        if is_alone and self._num_started == number:
-            way.learn(is_plain, time.perf_counter() - start, stats(), call.num_rows)
+        is_plain, start = way.is_plain and can_be_plain(call), time.perf_counter()
+        yield is_plain
+        way.learn(is_plain, time.perf_counter() - start, stats(), call.num_rows)
 
 
 def can_be_plain(call: Call) -> bool:
@@ -93,9 +84,12 @@ def can_be_plain(call: Call) -> bool:
     return isinstance(call.policy, Control) and not (is_wanting or is_special) and isinstance(call.facts.ranks, Alone)
 
 
-def decode_plainly(call: Call, arguments: ModelArguments) -> tuple[Tensor, SpeculationStats]:
-    """What `model.generate` itself decodes, int64 [B, P + new], and what it took; `arguments`: the model's."""
+def decode_plainly(call: Call) -> tuple[Tensor, SpeculationStats]:
+    """What `model.generate` itself decodes, int64 [B, P + new], and what it took."""
     model: Any = call.model
+    arguments = {**call.prompt.arguments, "use_cache": True}
+    if call.cache is not None:
+        arguments[call.facts.cache_argument] = call.cache
     start = time.perf_counter()
     with evaluation_mode(model):
         out = model._sample(call.input_ids, call.processors, call.criteria, call.config, **arguments)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any, Unpack
+from typing import Any
 
-from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import PreTrainedModel
 
 from treespec.checks import check_flag
 from treespec.errors import ConfigError
 from treespec.heads.drafting.base import HeadDrafter
-from treespec.hf.generation.call import Call, Options
+from treespec.hf.generation.call import Call
 from treespec.hf.generation.output import Output
 from treespec.hf.generation.speculation import TreeSpeculation
-from treespec.hf.generation.validate import ModelArguments
 from treespec.hf.introspect import check_model
 from treespec.speedup.kernels import Kernels
 from treespec.speedup.memory import draft_bytes, megabytes
@@ -39,27 +37,15 @@ class SpedUp(TreeSpeculation):
         self._kernels = Kernels(model, heads)
         self._ways = Ways()
 
-    def _run(
-        self,
-        options: Options,
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        **model_kwargs: Unpack[ModelArguments],
-    ) -> Output:
-        prepared = options, model, input_ids, logits_processor, stopping_criteria, generation_config
-        call = Call.of(*prepared, model_kwargs)
+    def _decode(self, call: Call) -> Output:
+        self._kernels.advance()  # Before anything is read of the model; no other call of this object runs.
         with self._ways.timed(call, lambda: self.stats) as is_plain:
-            with self._turns:  # No kernel changes while another thread's call runs.
-                self._kernels.advance()
-                if is_plain:
-                    out, self.stats = decode_plainly(call, model_kwargs)
-                    self.steps, self.last_call = [], call.over()
-                    self.total_stats.add(self.stats)
-                    return out
-            return super()._run(*prepared, **model_kwargs)
+            if not is_plain:
+                return super()._decode(call)
+            out, self.stats = decode_plainly(call)
+            self.steps, self.last_call = [], call.over()
+            self.total_stats.add(self.stats)
+            return out
 
     def restore(self) -> None:
         """Give the model's layers their own passes back; what drafts stays."""

@@ -8,6 +8,7 @@ import torch
 from helpers.drafter_loop import VOCAB, Loop
 
 from treespec.drafters import TokenRecycling
+from treespec.drafters.lookup import recycling
 from treespec.drafters.lookup.recycling import MOST_UNREAD
 from treespec.drafters.lookup.recycling_table import Table
 from treespec.errors import ConfigError, VocabularyMismatchError
@@ -115,4 +116,13 @@ def test_steps_without_drafts_are_learned_when_the_table_is_next_read():
     for batch, logits in expected[-MOST_UNREAD:]:
         numpy_table(table, batch, logits, 3)
     assert (drafter.table.numpy() == table).all()
+    assert not drafter._unread
+
+
+def test_steps_with_many_logits_are_learned_at_once(monkeypatch):
+    monkeypatch.setattr(recycling, "MANY_LOGITS", VOCAB)
+    drafter = TokenRecycling()
+    loop = Loop(drafter, PROMPTS, BestFirst(8))
+    roots = loop.history.last_tokens.unsqueeze(1)
+    loop.step(TreeBatch(roots, torch.full_like(roots, -1)))
     assert not drafter._unread

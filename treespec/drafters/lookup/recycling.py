@@ -19,8 +19,9 @@ from treespec.tree import PADDING_PARENT, TreeBatch
 FORMAT = "treespec-recycling-1"
 PRIOR_HITS, PRIOR_TRIALS = 4.0, 10.0
 """The prior of rank r being right is 0.4 x 2^-r, with the weight of ten observations."""
-MOST_UNREAD = 32
-"""The latest steps without drafts, which are learned from when the table is next read: till then they cost nothing."""
+MOST_UNREAD, MANY_LOGITS = 32, 1 << 20
+"""The latest steps without drafts, which are learned from when the table is next read: till then they cost nothing.
+Steps with more logits are not kept, as they take memory."""
 MANY_TRIALS = 2.0**20
 """Counts are halved beyond this: float32 cannot add one to 2^24, and recent outcomes should count."""
 
@@ -77,8 +78,9 @@ class TokenRecycling(SessionSource):
     def update(self, step: VerifiedStep) -> None:
         """Learn from a step; from one without drafts when the table is next read."""
         self._unread.append(step)
+        logits = step.scores.logits
         # On accelerators a recorded pass may write its logits where it wrote these.
-        if step.trees.max_nodes > 1 or step.scores.logits.device.type != "cpu":
+        if step.trees.max_nodes > 1 or logits.numel() > MANY_LOGITS or logits.device.type != "cpu":
             self._read()
 
     def _read(self) -> Tensor:

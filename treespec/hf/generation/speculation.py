@@ -143,16 +143,19 @@ class TreeSpeculation:
         """One call with its own options; the caller ends the streamer."""
         prepared = model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
         with self._turns:
-            call = Call.of(options, *prepared)
-            call = self._learned.of(call, call.facts.adapters)
-            with call.facts.ranks.together("call", call.shared):
-                outputs, records = Outputs(call), StepRecords()
-                run = run_of(call, outputs, [records] if call.record_steps else [])
-                with in_use(call, run.target):
-                    result = speculate(run)
-                self.stats, self.steps, self.last_call = result.stats, records.steps, call.over()
-                self.total_stats.add(result.stats)
-                return outputs.returned(run, result)
+            return self._decode(Call.of(options, *prepared))
+
+    def _decode(self, call: Call) -> Output:
+        """One call, whose turn it is."""
+        call = self._learned.of(call, call.facts.adapters)
+        with call.facts.ranks.together("call", call.shared):
+            outputs, records = Outputs(call), StepRecords()
+            run = run_of(call, outputs, [records] if call.record_steps else [])
+            with in_use(call, run.target):
+                result = speculate(run)
+            self.stats, self.steps, self.last_call = result.stats, records.steps, call.over()
+            self.total_stats.add(result.stats)
+            return outputs.returned(run, result)
 
 
 def generate(
