@@ -10,6 +10,8 @@ from helpers.cli import invoke
 from helpers.tiny import tiny_llama
 from helpers.training import SMALL, write
 from helpers.written import TARGET, TOKENIZER
+from helpers.wrong_heads import METHODS
+from helpers.wrong_heads import write as write_head
 from safetensors.torch import load_file, save_file
 
 import treespec
@@ -153,3 +155,14 @@ def test_a_process_that_ends_while_a_drafter_is_kept_leaves_one(tmp_path):
     _Best(tmp_path, lambda _: None)
     assert (tmp_path / "drafter" / "config.json").is_file()
     assert not (tmp_path / "drafter.new").exists()
+
+
+def test_p_eagle_heads_are_not_trained_as_eagle_3(tmp_path):
+    """Their module is EAGLE-3's with a mask, their training another."""
+    target = tiny_llama(num_layers=8)
+    head = write_head(tmp_path / "head", METHODS["peagle"])
+    config = TrainingConfig(kind="eagle3", start=str(head), num_layers=1, **SMALL)
+    with pytest.raises(CheckpointError, match="of the kind peagle, not EAGLE-3"):
+        train(target, write(target, 12), tmp_path / "run", config)
+    with pytest.raises(UnsupportedModelError, match="is a PEagle"):
+        adapt(target, TOKENIZER, PROMPTS, tmp_path / "out", head=head)

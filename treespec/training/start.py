@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from treespec.errors import CheckpointError, UnsupportedModelError
 from treespec.heads.eagle3.module import Eagle3Head
 from treespec.heads.mtp.module import MtpHead
+from treespec.heads.peagle.module import PEagleHead
 from treespec.hf.loading.heads import load_head
 from treespec.hf.loading.mtp import MTP, load_mtp
 from treespec.training.options import TrainingConfig
@@ -37,7 +38,7 @@ def trained_head(model: PreTrainedModel, config: TrainingConfig) -> Eagle3Head |
         _check_mtp(head, config.start)
         return head
     head = load_head(config.start, model, torch.float32)
-    if not isinstance(head, Eagle3Head):
+    if not isinstance(head, Eagle3Head) or isinstance(head, PEagleHead):
         raise CheckpointError(f"{config.start} holds a head of the kind {head.config.algorithm}, not EAGLE-3")
     return head
 
