@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -37,15 +39,17 @@ class SpedUp(TreeSpeculation):
         self._kernels = Kernels(model, heads)
         self._ways = Ways()
 
-    def _decode(self, call: Call) -> Output:
-        self._kernels.advance()  # Before anything is read of the model; no other call of this object runs.
+    @contextmanager
+    def _elsewhere(self, call: Call) -> Iterator[Output | None]:
+        self._kernels.advance()  # No other call of this object runs.
         with self._ways.timed(call, lambda: self.stats) as is_plain:
-            if not is_plain:
-                return super()._decode(call)
-            out, self.stats = decode_plainly(call)
-            self.steps, self.last_call = [], call.over()
-            self.total_stats.add(self.stats)
-            return out
+            yield self._plainly(call) if is_plain else None
+
+    def _plainly(self, call: Call) -> Output:
+        out, self.stats = decode_plainly(call)
+        self.steps, self.last_call = [], call.over()
+        self.total_stats.add(self.stats)
+        return out
 
     def restore(self) -> None:
         """Give the model's layers their own passes back; what drafts stays."""

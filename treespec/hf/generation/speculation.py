@@ -1,6 +1,7 @@
 """The public face: `TreeSpeculation`, a `custom_generate` object for transformers' own `generate`, and `generate`."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Unpack
@@ -143,19 +144,23 @@ class TreeSpeculation:
         """One call with its own options; the caller ends the streamer."""
         prepared = model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
         with self._turns:
-            return self._decode(Call.of(options, *prepared))
+            call = Call.of(options, *prepared)
+            with self._elsewhere(call) as output:
+                if output is not None:
+                    return output
+                call = self._learned.of(call, call.facts.adapters)
+                with call.facts.ranks.together("call", call.shared):
+                    outputs, records = Outputs(call), StepRecords()
+                    run = run_of(call, outputs, [records] if call.record_steps else [])
+                    with in_use(call, run.target):
+                        result = speculate(run)
+                    self.stats, self.steps, self.last_call = result.stats, records.steps, call.over()
+                    self.total_stats.add(result.stats)
+                    return outputs.returned(run, result)
 
-    def _decode(self, call: Call) -> Output:
-        """One call, whose turn it is."""
-        call = self._learned.of(call, call.facts.adapters)
-        with call.facts.ranks.together("call", call.shared):
-            outputs, records = Outputs(call), StepRecords()
-            run = run_of(call, outputs, [records] if call.record_steps else [])
-            with in_use(call, run.target):
-                result = speculate(run)
-            self.stats, self.steps, self.last_call = result.stats, records.steps, call.over()
-            self.total_stats.add(result.stats)
-            return outputs.returned(run, result)
+    def _elsewhere(self, call: Call) -> AbstractContextManager[Output | None]:
+        """Around a call: its output, if something else than speculation has decoded it."""
+        return nullcontext()
 
 
 def generate(
