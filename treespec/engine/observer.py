@@ -54,9 +54,7 @@ class Observer:
         """The call begins."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """The call ends, by an error if there is one."""
 
     def around(self, processors: PathProcessors) -> PathProcessors:

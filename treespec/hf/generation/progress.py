@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -27,11 +26,7 @@ def watchers(call: Call) -> Iterator[Observer]:
 
 
 class Progress(Observer):
-    """Emitted tokens of all rows, with tokens per row and pass, on the standard error; closed at the end of the block.
-
-    Args:
-        most_tokens: that all rows may emit; None: unknown.
-    """
+    """Tokens that all rows emitted, of `most_tokens` if these are known, with tokens per row and pass; on stderr."""
 
     def __init__(self, most_tokens: int | None) -> None:
         self._bar = tqdm(total=most_tokens, unit=" tokens", desc="generate", leave=False)
@@ -43,7 +38,7 @@ class Progress(Observer):
         self._bar.set_postfix_str(f"{self._num_tokens / self._num_passes:.2f} per pass", refresh=False)
         self._bar.update(len(tokens))
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bar.close()
 
 

@@ -203,8 +203,7 @@ def generate(
     with ending(speculation.options.streamer if streamer is None else streamer):
         check_fields(given_fields(model, generation_kwargs))
         configured, generation_kwargs = own_stop_strings(model, generation_kwargs)
-        stop_strings = stop_strings or configured
-        own = {"streamer": streamer, "tokenizer": tokenizer, "stop_strings": stop_strings, "seed": seed}
+        own = {"streamer": streamer, "tokenizer": tokenizer, "stop_strings": stop_strings or configured, "seed": seed}
         options = replace(speculation.options, **{name: value for name, value in own.items() if value is not None})
         arguments = with_prompts(model, inputs, options.tokenizer, generation_kwargs)
         check_ids(model, arguments.get("inputs", arguments.get("input_ids")))

@@ -59,11 +59,11 @@ def _compiled(call: Call, layers: tuple[int, ...]) -> CausalScorer | None:
         reason = "compile= decodes text: for prompts with images or sounds leave it out"
     elif call.config.max_length is None:
         reason = "compile= needs a static cache, whose size is the longest text: give max_new_tokens"
-    if reason is not None and not call.compiled.is_measured:
+    if reason is None:
+        return call.compiled.scorer(call.model, int(call.config.max_length or 0), call.policy, layers)
+    if not call.compiled.is_measured:
         raise UnsupportedModeError(reason)
-    if reason is not None:
-        return None
-    return call.compiled.scorer(call.model, int(call.config.max_length or 0), call.policy, layers)
+    return None
 
 
 def _plain(call: Call, layers: tuple[int, ...], why_plain: str | None) -> AnyScorer:

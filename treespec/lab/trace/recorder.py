@@ -58,9 +58,7 @@ class Recorder(Observer):
         self._start_step()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.file.end("complete" if kind is None else f"{kind.__name__}: {error}")
 
     def around(self, processors: PathProcessors) -> PathProcessors:
