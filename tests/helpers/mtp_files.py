@@ -72,6 +72,11 @@ class Published:
 
 _SPARSE = {"first_k_dense_replace": 0}
 _EXPERTS = dict(zoo.BY_NAME["qwen3_next"].options)
+_EXPERTS_BY_TYPE = zoo._EXPERTS | {
+    "head_dim": 8,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 _FULL = {"layer_types": ["full_attention"] * 3}
 _NEMOTRON = dict(zoo.BY_NAME["nemotron_h"].options) | {
     "n_routed_experts": 4,
@@ -89,6 +94,11 @@ PUBLISHED = {
         {"mlp_layer_types": ["sparse"] * 3},
     ),
     "qwen3_next": Published(zoo.BY_NAME["qwen3_next"], QWEN, _FULL),
+    "mellum": Published(
+        zoo.Architecture("mellum", _EXPERTS_BY_TYPE | {"num_nextn_predict_layers": 1}),
+        QWEN,
+        {"layer_types": ["sliding_attention"] * 3, "mlp_layer_types": ["sparse"] * 3},
+    ),
     "qwen3_5": Published(zoo.BY_NAME["qwen3_5_text"], QWEN, _FULL, "mtp_num_hidden_layers"),
     "qwen3_5_moe": Published(zoo.Architecture("qwen3_5_moe_text", _EXPERTS), QWEN, _FULL, "mtp_num_hidden_layers"),
     "mimo": Published(zoo.Architecture("qwen2"), MIMO),
@@ -222,7 +232,10 @@ class PlainMtp:
         size = states.shape[1]
         positions = torch.arange(size).unsqueeze(0)
         mask = torch.full((1, 1, size, size), torch.finfo(torch.float32).min).triu(1)
-        options = {} if self.rotary is None else {"position_embeddings": self.rotary(states, positions)}
+        if window := getattr(getattr(block, "self_attn", None), "sliding_window", None):
+            mask += torch.full_like(mask, torch.finfo(torch.float32).min / 2).tril(-window)
+        of_type = {"layer_type": self.donor.config.layer_types[0]} if hasattr(self.rotary, "layer_types") else {}
+        options = {} if self.rotary is None else {"position_embeddings": self.rotary(states, positions, **of_type)}
         return block(states, attention_mask=mask, position_ids=positions, **options)
 
     def norm(self, states, weight):

@@ -106,6 +106,36 @@ def test_a_head_of_another_model_is_said_and_left_out(model):
     assert "hidden states of size 48" in " ".join(str(speculation).split())
 
 
+def dangling(folder):
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").symlink_to(folder / "nothing")
+
+
+def damaged_pickle(folder):
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')
+    (folder / "pytorch_model.bin").write_bytes(b"abc")
+
+
+def unfinished_assistant(folder):
+    (folder / "config.json").write_text('{"model_type": "gemma4_assistant"}')
+
+
+@pytest.mark.parametrize("write_wrongly", [dangling, damaged_pickle, unfinished_assistant])
+def test_a_damaged_head_is_said_and_left_out(model, write_wrongly):
+    next_to(model, "head").mkdir()
+    write_wrongly(next_to(model, "head"))
+    speculation = treespec.speed_up(model)
+    assert len(speculation.found.drafters) == 2
+    assert f"the head in {next_to(model, 'head')}" in speculation.found.missing
+
+
+def test_mtp_layers_draft_a_part_of_a_large_vocabulary_on_a_cpu(tmp_path, monkeypatch):
+    target = mtp_files.write(tmp_path, "qwen3_5").target
+    monkeypatch.setattr(sources, "MOST_DRAFTED", 32)
+    drafter, *_ = treespec.speed_up(target).found.drafters
+    assert drafter.head.target_ids.tolist() == list(range(32))
+
+
 @pytest.mark.parametrize("name", ["qwen3_5", "deepseek_v3"])
 def test_mtp_layers_of_the_checkpoint_draft(tmp_path, name):
     target = mtp_files.write(tmp_path, name).target
@@ -200,6 +230,16 @@ def test_layers_are_optimized_and_restored(model, monkeypatch):
         speculation.restore()
         assert not is_optimized(model)
     assert model.generate(PROMPT, max_new_tokens=30, do_sample=False, custom_generate=speculation).equal(plain)
+
+
+def test_the_last_of_several_restores_the_model(model, monkeypatch):
+    monkeypatch.setattr(kernels, "is_compiled", lambda folder: True)
+    for _ in range(2):
+        speculation = treespec.speed_up(model)
+        assert is_optimized(model)
+        assert "treespec's for CPUs" in str(speculation)
+    speculation.restore()
+    assert not is_optimized(model)
 
 
 @pytest.mark.parametrize("way", ["optimizer", "data", "state dict"])

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -27,6 +28,8 @@ MOST_MEMORY = 0.5
 KEPT = "those that treespec.optimize gave the model before"
 COMPILER = "treespec compiles kernels"
 """The name of a thread."""
+_own: WeakSet[nn.Module] = WeakSet()
+"""The models whose kernels are from here."""
 
 
 class Kernels:
@@ -38,6 +41,8 @@ class Kernels:
 
     def __init__(self, model: nn.Module, heads: Sequence[nn.Module]) -> None:
         self._model, self._heads = model, heads
+        if model in _own:  # An earlier `speed_up` of the model.
+            restore(model)
         # What a caller has chosen stays, such as weights in 8 bits: they are another model.
         self._is_optimized = any(isinstance(vars(module).get("forward"), FastForward) for module in model.modules())
         self._compiling: threading.Thread | None = None
@@ -69,6 +74,7 @@ class Kernels:
     def restore(self) -> None:
         """Undo everything."""
         self._compiling = None
+        _own.discard(self._model)
         for module in self._heads if self._is_optimized else (self._model, *self._heads):
             restore(module)
         self.state = KEPT if self._is_optimized else "PyTorch's"
@@ -79,6 +85,8 @@ class Kernels:
         except TreespecError as error:
             self.state = f"PyTorch's: {error}"
             return
+        if plan is not None:
+            _own.add(self._model)
         self.state = f"treespec's for CPUs ({', '.join(dict.fromkeys(plan.choices.values()))})" if plan else KEPT
         for head in self._heads:
             with suppress(TreespecError):  # Without a compiler it runs as it is.

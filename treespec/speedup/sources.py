@@ -15,6 +15,7 @@ from treespec.drafters import SuffixLookup, TokenRecycling, WarmStart
 from treespec.errors import TreespecError
 from treespec.heads.files.checkpoint import PICKLES
 from treespec.heads.files.fitting import shipped_head
+from treespec.heads.mtp.drafter import Mtp
 from treespec.hf.loading.heads import load_drafter
 from treespec.hf.loading.mtp import MTP, load_mtp, num_mtp_layers
 from treespec.hf.loading.smollm2 import NAME as SHIPPED
@@ -24,6 +25,8 @@ KNOWN_HEADS: dict[str, list[str]] = json.loads(Path(__file__).with_name("known_h
 """Public heads by the name of their target, the likely better one first."""
 MOST_SHARE = 1.0
 """A folder with more bytes of weights than this share of the model's is not read: it cannot hold a head."""
+MOST_DRAFTED = 32_768
+"""The tokens that MTP layers draft on a CPU at most: benchmarks/draft_vocabulary.py has the times."""
 CONFIG, MTP_LAYERS = "config.json", "the checkpoint's MTP layers"
 
 
@@ -47,7 +50,7 @@ def find_drafters(model: PreTrainedModel, is_download_allowed: bool) -> Found:
     found, name = Found(), str(model.config.name_or_path)
     for what, source in trained_drafters(model, is_download_allowed, found.missing):
         try:
-            found.drafters.append(load_mtp(model) if source == MTP else load_drafter(source, model))
+            found.drafters.append(_mtp(model) if source == MTP else load_drafter(source, model))
         except TreespecError as error:
             found.missing[what] = str(error)
         else:
@@ -61,6 +64,14 @@ def find_drafters(model: PreTrainedModel, is_download_allowed: bool) -> Found:
         found.drafters += [TokenRecycling(), SuffixLookup()]
         found.names.append("lookups, which learn as they go")
     return found
+
+
+def _mtp(model: PreTrainedModel) -> Mtp:
+    """The checkpoint's MTP layers; on CPUs, where the output layer takes longest, they draft the first tokens only."""
+    drafter = load_mtp(model)
+    if len(drafter.head.target_ids) <= MOST_DRAFTED or model.device.type != "cpu":
+        return drafter
+    return load_mtp(model, draft_vocab=MOST_DRAFTED)
 
 
 def trained_drafters(
@@ -104,4 +115,5 @@ def _folders_next_to(checkpoint: Path) -> list[Path]:
 
 def _num_bytes(folder: Path) -> int:
     """Bytes of all weights in a folder, of any format."""
-    return sum(file.stat().st_size for file in folder.iterdir() if file.suffix in (".safetensors", ".gguf", *PICKLES))
+    files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".gguf", *PICKLES))
+    return sum(file.stat().st_size for file in files if file.is_file())

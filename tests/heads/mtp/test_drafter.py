@@ -98,9 +98,17 @@ def test_the_plain_reading_is_transformers_own(checkpoints, monkeypatch, name, n
 
 
 @with_transformers_own
-def test_chains_are_those_of_use_mtp(checkpoints, monkeypatch):
-    made = checkpoints("deepseek_v3", 3)
-    monkeypatch.setattr(made.target, "_keys_to_ignore_on_load_unexpected", {r"model\.layers\.[2-9].*"})
+@pytest.mark.parametrize(
+    ("name", "num_layers", "ignored"),
+    [
+        ("deepseek_v3", 3, r"model\.layers\.[2-9].*"),
+        ("glm4_moe", 2, r"model\.layers\.[2-9].*"),
+        ("mellum", 1, r"^mtp.*"),
+    ],
+)
+def test_chains_are_those_of_use_mtp(checkpoints, monkeypatch, name, num_layers, ignored):
+    made = checkpoints(name, num_layers)
+    monkeypatch.setattr(made.target, "_keys_to_ignore_on_load_unexpected", {ignored})
     theirs = []
     original = MtpModel.forward
     monkeypatch.setattr(MtpModel, "forward", lambda *args, **kwargs: _kept(theirs, original(*args, **kwargs)))
@@ -108,11 +116,11 @@ def test_chains_are_those_of_use_mtp(checkpoints, monkeypatch):
     options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
     plain = made.target.generate(**inputs, **options, use_mtp=True)
     drafter = recorded(made)
-    out, _ = run(made.target, drafter, inputs, 12, tree=Chain(3), eos_token_id=None)
+    out, _ = run(made.target, drafter, inputs, 12, tree=Chain(num_layers), eos_token_id=None)
     assert out.equal(plain)
     ours = [step.trees.trees[0].tokens[1:].tolist() for step in drafter.steps]
     # The first step knows the prompt only here, and the token after it too there.
-    ours = [chain for chain in ours if len(chain) == 3]
+    ours = [chain for chain in ours if len(chain) == num_layers]
     assert len(ours) > 6
     assert sum(chain in theirs for chain in ours) >= len(ours) - 1
 

@@ -117,7 +117,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 def _unpickle(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+    except (RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError, pickle.UnpicklingError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         problem = f"is damaged, or holds more than tensors, which is not opened: {reason}"
         raise CheckpointError(f"{path} {problem}") from error

@@ -28,6 +28,7 @@ class MtpConfig:
         vocab_size, hidden_size: V and H, the target's.
         num_layers: J.
         window: how many positions a token sees, itself included; None for all.
+        layer_type: what the target's rotary positions ask for, where they depend on it.
     """
 
     layout: str
@@ -35,6 +36,7 @@ class MtpConfig:
     hidden_size: int
     num_layers: int
     window: int | None = None
+    layer_type: str | None = None
     num_features: int = 1  # Hidden states of the target that are read.
 
 
@@ -205,7 +207,8 @@ class MtpHead(StateReader):
             # Rotary positions in time, height and width: of text they are one.
             is_of_images = hasattr(self.rotary, "mrope_section")
             grid = positions.expand(3, *positions.shape) if is_of_images else positions
-            inputs["position_embeddings"] = self.rotary(embedded, grid)
+            of_type = {} if self.config.layer_type is None else {"layer_type": self.config.layer_type}
+            inputs["position_embeddings"] = self.rotary(embedded, grid, **of_type)
         # Added to the scores: eager attention of decoder layers knows no bool.
         added = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
         keys = BlockCache(cache)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -10,7 +11,7 @@ from treespec.errors import CheckpointError, ConfigError
 from treespec.hf.loading.hub import hub_problem
 
 # What transformers raises for files that are missing, unreadable, of another architecture or of other shapes.
-_FAILURES = (OSError, ValueError, RuntimeError, SafetensorError)
+_FAILURES = (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError)
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 

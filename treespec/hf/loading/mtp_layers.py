@@ -43,12 +43,15 @@ def build_mtp(
     decoder = _load_decoder(facts, folder, [block for layer in tensors for block in layer.blocks], types)
     _check_blocks(facts, decoder)
     target_ids = _target_ids(draft_vocab, facts.num_logits)
+    rotary: Any = getattr(decoder, "rotary_emb", None)
+    has_types = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
     config = MtpConfig(
         layout.name,
         vocab_size=facts.num_logits,
         hidden_size=facts.config.hidden_size,
         num_layers=len(tensors),
         window=facts.config.sliding_window if SLIDING in types else None,
+        layer_type=types[0] if has_types else None,
     )
     blocks = iter(decoder.get_submodule("layers").children())
     layers = [_layer(facts, folder, layout, one, [next(blocks) for _ in one.blocks], decoder) for one in tensors]
@@ -57,7 +60,6 @@ def build_mtp(
         raise UnsupportedModelError(f"{facts.name} does not say what its output layer is, which MTP layers share")
     rows = None if draft_vocab is None else _rows(output, target_ids)
     shared = facts.model.get_input_embeddings(), output
-    rotary = getattr(decoder, "rotary_emb", None)
     return MtpHead(config, layers, rotary, *shared, target_ids.to(facts.device), rows).eval()
 
 
