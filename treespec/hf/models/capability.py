@@ -108,11 +108,15 @@ def num_indexed(facts: ModelFacts) -> int | None:
     Which tokens have the highest scores hangs on rounding: another grouping of tokens into passes may choose others.
     """
     indexers: list[Any] = [module for name, module in facts.modules.items() if name.rpartition(".")[2] == "indexer"]
-    sizes = [
-        getattr(indexer, "index_topk", getattr(indexer, "topk_blocks", 0) * getattr(indexer, "block_size", 0))
-        for indexer in indexers
-    ]
-    return min(sizes, default=None)
+    return min(map(_num_chosen, indexers), default=None)
+
+
+def _num_chosen(indexer: Any) -> int:
+    """0: as many as an unknown kind of index may choose."""
+    for name in ("index_topk", "token_budget"):
+        if hasattr(indexer, name):
+            return getattr(indexer, name)
+    return getattr(indexer, "topk_blocks", 0) * getattr(indexer, "block_size", 0)
 
 
 def warn_once(facts: ModelFacts, detection: Detection) -> None:
