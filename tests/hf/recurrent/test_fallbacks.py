@@ -23,7 +23,7 @@ SLOW = ("inkling_text", "inkling2_text", "inkling2_loop_text", "qwen4_exp_text")
 
 
 @pytest.fixture(autouse=True)
-def warned_anew(monkeypatch):
+def forget_warnings(monkeypatch):
     monkeypatch.setattr(capability_file, "_said", set())
 
 
