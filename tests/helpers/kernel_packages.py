@@ -157,7 +157,7 @@ def mamba_chunk_scan_combined(
     )
 
 
-PLACES = {
+CONTENTS = {
     "causal_conv1d": (causal_conv1d_fn, causal_conv1d_update),
     "fla.ops.gated_delta_rule": (chunk_gated_delta_rule, fused_recurrent_gated_delta_rule),
     "fla.ops.kda": (chunk_kda, fused_recurrent_kda),
@@ -171,8 +171,8 @@ PLACES = {
 def packages(calls: Counter[str]) -> dict[str, ModuleType]:
     """Modules by name, as in `sys.modules`; their functions count their calls."""
     found: dict[str, ModuleType] = {}
-    for place, functions in PLACES.items():
-        names = place.split(".")
+    for module_name, functions in CONTENTS.items():
+        names = module_name.split(".")
         for number in range(len(names)):
             name = ".".join(names[: number + 1])
             if name not in found:
@@ -181,7 +181,7 @@ def packages(calls: Counter[str]) -> dict[str, ModuleType]:
                 if number:
                     setattr(found[".".join(names[:number])], names[number], found[name])
         for function in functions:
-            setattr(found[place], function.__name__, _counting(function, calls))
+            setattr(found[module_name], function.__name__, _counting(function, calls))
     return found
 
 
@@ -202,8 +202,8 @@ def model_with_packages(name: str, calls: Counter[str], monkeypatch) -> PreTrain
     copy = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, copy)
     with monkeypatch.context() as context:
-        for place, module in packages(calls).items():
-            context.setitem(sys.modules, place, module)
+        for module_name, module in packages(calls).items():
+            context.setitem(sys.modules, module_name, module)
         spec.loader.exec_module(copy)
     kind = getattr(copy, type(usual).__name__)
     options = {"attn_implementation": usual.config._attn_implementation, "dtype": torch.float32}

@@ -305,7 +305,7 @@ BY_CHAINS: tuple[Architecture, ...] = (
     Architecture("qwen4_exp_text", _DELTA | _EXPERTS | _QSA | _NGRAMS, Capability.CHAIN, name="qwen4_exp_ngrams"),
     Architecture("zaya", _EXPERTS | _HEADS | {"num_experts_per_tok": 1}, Capability.CHAIN),
 )
-"""With states of kinds that have no form for trees, or beside attention that takes no tree mask."""
+"""With states of kinds that have no form for trees, or with attention that takes no tree mask."""
 
 BY_NAME = {str(architecture): architecture for architecture in (*ARCHITECTURES, RWKV, *BY_CHAINS)}
 

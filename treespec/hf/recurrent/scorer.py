@@ -126,7 +126,7 @@ class StateScorer(TreeScorer):
         self._step = None if self._step is None else self._step.index_select(0, index.to(self._step.device))
 
     def _is_step(self) -> bool:
-        """Of every row one node is pending; plain decoding reads a prompt's last token in a longer pass."""
+        """Every row has one pending node; plain decoding reads a prompt's last token in a longer pass."""
         is_single = self._parents.shape[1] == 1 and bool((self._parents == -1).all())
         return self._takes_steps and is_single and not self._ends_prompt
 
