@@ -2,15 +2,17 @@
 
     python -m benchmarks.hybrids error     # a minute
     python -m benchmarks.hybrids time      # three minutes
+    python -m benchmarks.hybrids chunks    # a minute
     python -m benchmarks.hybrids whole     # three minutes
 
-`time` and `whole` need a quiet machine. Each writes its part of benchmarks/results/hybrids.{json,md}.
+`time`, `chunks` and `whole` need a quiet machine. Each writes its part of benchmarks/results/hybrids.{json,md}.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,14 +36,14 @@ def error_tables(found: dict[str, Any]) -> list[Table]:
     return tables
 
 
-def time_tables(found: dict[str, Any]) -> list[Table]:
+def time_tables(found: dict[str, Any], of_n: str = "") -> list[Table]:
     sizes = [str(size) for size in time.NUM_NODES]
     return [
         (title, ["recurrence", *sizes], [[kind, *(f"{by[n][key]:.2f}" for n in sizes)] for kind, by in found.items()])
         for title, key in (
-            ("Tree pass over n nodes divided by the model's own pass over n tokens, medians of pairs", "ratio"),
-            ("Tree pass, ms", "tree_ms"),
-            ("The model's own pass, ms", "own_ms"),
+            (f"Tree pass over n nodes divided by the model's own pass over n tokens{of_n}, medians of pairs", "ratio"),
+            (f"Tree pass, ms{of_n and ' (in turn with those)'}", "tree_ms"),
+            (f"The model's own pass{of_n}, ms", "own_ms"),
         )
     ]
 
@@ -61,10 +63,17 @@ def whole_tables(found: dict[str, Any]) -> list[Table]:
 TABLES: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
     "error": error_tables,
     "time": time_tables,
+    "chunks": partial(time_tables, of_n=" in chunks of n"),
     "whole": whole_tables,
 }
 
-USUAL = {"error": (256, 4, 4), "time": (1024, 4, 8), "whole": (768, 12, 8)}
+MEASURES: dict[str, Callable[[int, int, int, int], dict[str, Any]]] = {
+    "error": error.measure,
+    "time": time.measure,
+    "chunks": time.measure_chunks,
+    "whole": whole.measure,
+}
+USUAL = {"error": (256, 4, 4), "time": (1024, 4, 8), "chunks": (1024, 4, 8), "whole": (768, 12, 8)}
 """Hidden size, layers, and rounds or texts."""
 
 
@@ -80,10 +89,7 @@ def main() -> None:
         given or usual for given, usual in zip((args.size, args.layers, args.rounds), USUAL[args.what], strict=True)
     )
     circumstances = settings(hidden_size=size, layers=num_layers, rounds=rounds, seed=args.seed)
-    if args.what == "whole":
-        found = whole.measure(size, num_layers, rounds, 64, args.seed)
-    else:
-        found = {"error": error, "time": time}[args.what].measure(size, num_layers, rounds, args.seed)
+    found = MEASURES[args.what](size, num_layers, rounds, args.seed)
     file = RESULTS / "hybrids.json"
     kept = json.loads(file.read_text()) if file.is_file() else {}
     kept[args.what] = circumstances | {"results": found}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.hybrids.models import KINDS, build, own_passes
+from benchmarks.hybrids.models import KINDS, by_kind, own_passes
 from treespec.hf.recurrent.scorer import StateScorer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -74,4 +75,4 @@ def errors(model: Any, num_texts: int, seed: int) -> Errors:
 
 def measure(size: int, num_layers: int, num_texts: int, seed: int) -> dict[str, Any]:
     """By kind, dtype and way the errors at each depth."""
-    return {kind: errors(build(kind, size, num_layers, seed), num_texts, seed) for kind in KINDS}
+    return by_kind(partial(errors, num_texts=num_texts, seed=seed), KINDS, size, num_layers, seed)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from treespec.errors import UnsupportedModelError
 from treespec.hf.introspect import CACHE_ARGUMENTS, CACHE_NAME
 
 _SIZES = {"vocab_size": 512, "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -63,6 +68,35 @@ KINDS: dict[str, tuple[str, Callable[[int, int], dict[str, Any]]]] = {
     "RWKV-4": ("rwkv", lambda size, layers: {}),
 }
 """By kind of recurrence: a model type, and what its configuration needs for a hidden size and a number of layers."""
+
+PADDED = ("gated delta rule", "delta rule, decays per channel", "Mamba-2")
+"""Kinds whose own passes pad tokens to chunks of 64 or more, whatever their number."""
+
+
+@contextmanager
+def chunks_of(model: PreTrainedModel, num_tokens: int) -> Iterator[None]:
+    """Inside the model's own passes have chunks of this many tokens, so that passes over these pad nothing."""
+    file = sys.modules[type(model).__module__]
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(getattr(module, "chunk_size", None), int):
+                stack.enter_context(mock.patch.object(module, "chunk_size", num_tokens))
+        for name in ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention"):
+            if hasattr(file, name):
+                function = partial(getattr(file, name), chunk_size=num_tokens)
+                stack.enter_context(mock.patch.object(file, name, function))
+        yield
+
+
+def by_kind(measure: Callable[[PreTrainedModel], Any], kinds: Iterable[str], *sizes: int) -> dict[str, Any]:
+    """What is measured of a model of each kind, `sizes`: see `build`; kinds that are not served are named instead."""
+    found: dict[str, Any] = {}
+    for kind in kinds:
+        try:
+            found[kind] = measure(build(kind, *sizes))
+        except UnsupportedModelError as error:
+            print(f"{kind} is left out: {error}")
+    return found
 
 
 def build(kind: str, size: int, num_layers: int, seed: int) -> PreTrainedModel:

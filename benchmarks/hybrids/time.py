@@ -1,11 +1,14 @@
 """Milliseconds of a tree pass over n nodes, and of the model's own pass over n tokens behind its cached state.
 
-Both are whole passes of the same model, in turn, n by n. Commits and what restores the state are not counted.
+Both are whole passes of the same model, in turn, n by n. Commits and what restores the state are not counted. `chunks`
+compares with own passes whose chunks have n tokens: some models pad to more, which makes theirs slow.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -13,7 +16,7 @@ import torch
 from rich.progress import track
 from transformers import PreTrainedModel
 
-from benchmarks.hybrids.models import KINDS, build, own_passes
+from benchmarks.hybrids.models import KINDS, PADDED, by_kind, chunks_of, own_passes
 from treespec.hf.recurrent.scorer import StateScorer
 
 NUM_NODES = (1, 2, 4, 8, 16, 32, 64)
@@ -21,7 +24,7 @@ CONTEXT = 64
 
 
 @torch.inference_mode()
-def times(model: PreTrainedModel, num_rounds: int, seed: int) -> dict[str, Any]:
+def times(model: PreTrainedModel, num_rounds: int, seed: int, has_chunks_of_n: bool = False) -> dict[str, Any]:
     """By n the medians, and the median of the paired ratios; parents are n // 2, a tree of width two."""
     generator = torch.Generator().manual_seed(seed)
     prompt = torch.randint(3, 512, (1, CONTEXT), generator=generator)
@@ -36,8 +39,10 @@ def times(model: PreTrainedModel, num_rounds: int, seed: int) -> dict[str, Any]:
             start = time.perf_counter()
             scorer.extend(tokens, parents)
             between = time.perf_counter()
-            own(tokens)
-            pairs.append((between - start, time.perf_counter() - between))
+            with chunks_of(model, size) if has_chunks_of_n else nullcontext():
+                begun = time.perf_counter()
+                own(tokens)
+                pairs.append((between - start, time.perf_counter() - begun))
             scorer.commit([()])
         tree, chunk = zip(*pairs[1:], strict=True)
         found[str(size)] = {
@@ -50,4 +55,10 @@ def times(model: PreTrainedModel, num_rounds: int, seed: int) -> dict[str, Any]:
 
 def measure(size: int, num_layers: int, num_rounds: int, seed: int) -> dict[str, Any]:
     """By kind and number of nodes."""
-    return {kind: times(build(kind, size, num_layers, seed), num_rounds, seed) for kind in track(KINDS)}
+    return by_kind(partial(times, num_rounds=num_rounds, seed=seed), track(KINDS), size, num_layers, seed)
+
+
+def measure_chunks(size: int, num_layers: int, num_rounds: int, seed: int) -> dict[str, Any]:
+    """The same for kinds whose own passes pad, with chunks of n tokens there."""
+    run = partial(times, num_rounds=num_rounds, seed=seed, has_chunks_of_n=True)
+    return by_kind(run, track(PADDED), size, num_layers, seed)

@@ -115,7 +115,7 @@ def _compare(model: Any, prompts: list[Tensor], num_new: int) -> dict[str, Any]:
     }
 
 
-def measure(size: int, num_layers: int, num_texts: int, num_new: int, seed: int) -> dict[str, Any]:
+def measure(size: int, num_layers: int, num_texts: int, seed: int, num_new: int = 64) -> dict[str, Any]:
     """Single texts, and the same by four; the first of each is read but not counted."""
     model = build(size, num_layers, seed)
     generator = torch.Generator().manual_seed(seed)

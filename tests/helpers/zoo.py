@@ -155,6 +155,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture("starcoder2", _WINDOW),
     Architecture("afmoe", _WINDOW | _MIXED | _ROUTED | _HEADS),
     Architecture("cohere2", _WINDOW | _MIXED | {"logit_scale": 1.0}),
+    Architecture("granite_swa", _WINDOW, attentions=_EAGER),
     Architecture("cwm", _WINDOW | _MIXED | _HEADS),
     Architecture("exaone4", _WINDOW | _MIXED),
     Architecture("gemma2", _WINDOW | _MIXED | _HEADS, attentions=_EAGER),
@@ -270,7 +271,43 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 RWKV = Architecture("rwkv", {"rescale_every": 1, "max_position_embeddings": None}, attentions=_EAGER)
 """For single texts: in its own batches transformers mixes the rows up, and takes padding for text."""
 
-BY_NAME = {str(architecture): architecture for architecture in (*ARCHITECTURES, RWKV)}
+_INKLING = {
+    "layer_types": ["hybrid_sliding", "hybrid"],
+    "unpadded_vocab_size": VOCAB_SIZE,
+    "sliding_window_size": WINDOW,
+    "swa_head_dim": 8,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+}
+_QSA = {
+    "layer_types": ["linear_attention", "indexed_attention"],
+    "shared_expert_intermediate_size": 32,
+    "hc_count": 2,
+    "hc_lowrank": 8,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": 256,
+    "indexer_compress_ratio": 4,
+}
+_NGRAMS = {
+    "ple_layer_ids": [1],
+    "ngram_vocab_size_base": 50,
+    "heads_per_ngram": 2,
+    "split_ngram_parts": 2,
+    "make_ngram_vocab_size_divisible_by": 2,
+}
+BY_CHAINS: tuple[Architecture, ...] = (
+    Architecture("inkling_text", _EXPERTS | _HEADS | _INKLING, Capability.CHAIN),
+    Architecture("inkling2_text", _EXPERTS | _HEADS | _INKLING, Capability.CHAIN, attentions=_EAGER),
+    Architecture("inkling2_loop_text", _EXPERTS | _HEADS | _INKLING, Capability.CHAIN, attentions=_EAGER),
+    Architecture("qwen4_exp_text", _DELTA | _EXPERTS | _QSA, Capability.CHAIN),
+    Architecture("qwen4_exp_text", _DELTA | _EXPERTS | _QSA | _NGRAMS, Capability.CHAIN, name="qwen4_exp_ngrams"),
+    Architecture("zaya", _EXPERTS | _HEADS | {"num_experts_per_tok": 1}, Capability.CHAIN),
+)
+"""With states of kinds that have no form for trees, or with attention that takes no tree mask."""
+
+BY_NAME = {str(architecture): architecture for architecture in (*ARCHITECTURES, RWKV, *BY_CHAINS)}
 
 
 def _of_name(architecture: Architecture | str) -> Architecture:

@@ -3,11 +3,14 @@
 import pytest
 import torch
 from helpers import eagle3_files, head_runs
+from helpers.grammars import Rising
 from helpers.medusa_files import fitted_heads
 from helpers.zoo import VOCAB_SIZE, build, prompts
 
 import treespec
 from treespec.heads import Medusa
+from treespec.hf import GrammarProcessor
+from treespec.hf.recurrent.scorer import StateScorer
 from treespec.lab.trace import replay
 from treespec.policies import KAry
 
@@ -71,7 +74,32 @@ def test_seeds_and_traces(model, tmp_path):
     assert [list(verdict.path) for verdict in replay(trace).verdicts] == [step.path for step in trace.steps]
 
 
+def test_grammars_along_branches(model):
+    processor = GrammarProcessor(Rising())
+    for drafter in ([treespec.TokenRecycling(), treespec.SuffixLookup()], build("qwen3_5_text")):
+        check_identity(model, treespec.TreeSpeculation(drafter, tree=8), logits_processor=[processor])
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_text", "mamba", "minimax", "recurrent_gemma"])
+def test_a_batch_of_four_shares_its_passes(name, monkeypatch):
+    """As many passes as the row that needs most has steps, not the sum over rows."""
+    model, ids, run, sizes = build(name), prompts(4, 20), StateScorer._run, []
+    model.generate(ids, **OPTIONS, do_sample=False, custom_generate=lookups(tree=8))  # With the checks of a first use.
+
+    def counted(*args, **options):
+        scores = run(*args, **options)
+        sizes.append(len(scores.logits))
+        return scores
+
+    monkeypatch.setattr(StateScorer, "_run", counted)
+    stats = check_identity(model, lookups(tree=8), ids)
+    assert sizes[0] == sizes[1] == 4
+    assert len(sizes) == 1 + stats.num_target_passes
+    assert len(sizes) <= 1 + OPTIONS["max_new_tokens"]
+
+
 @pytest.mark.slow
-def test_check_finds_nothing_wrong():
-    found = treespec.check(build("minimax"), num_samples=32)
+@pytest.mark.parametrize("name", ["minimax", "qwen3_5_text", "lfm2"])
+def test_check_finds_nothing_wrong(name):
+    found = treespec.check(build(name), num_samples=32)
     assert found.is_right, str(found)

@@ -28,6 +28,7 @@ from treespec.lab.selftest.drafters import Planted
 from treespec.policies import BestFirst, Chain, KAry
 from treespec.protocols import Capability
 from treespec.testing import (
+    IID,
     WITHOUT_REPLACEMENT,
     FixedShape,
     RandomDistributions,
@@ -338,10 +339,13 @@ def test_joint_distribution_is_the_targets(name):
     assert g_test(Counter(map(tuple, out[:, 8:].tolist())), exact) > 1e-4
 
 
-@pytest.mark.parametrize("name", [*KINDS, "rwkv"])
+BY_RULE = [("qwen3_5_text", rule) for rule in RULES if RULES[rule].is_lossless and rule != "traversal"]
+
+
+@pytest.mark.parametrize(("name", "rule"), [*((name, "traversal") for name in [*KINDS, "rwkv"]), *BY_RULE])
 @torch.no_grad()
-def test_joint_distribution_is_the_targets_by_enumeration(name):
-    """All drafts and all coins: trees of samples without replacement, scored behind a committed path."""
+def test_joint_distribution_is_the_targets_by_enumeration(name, rule):
+    """All drafts and all coins: trees of samples, without replacement where it can be, behind a committed path."""
     model, kept = build(name), [10, 11, 12]
     scorer, tokens = filled(model), torch.tensor([[20, 21, 22]])
     scorer.extend(tokens, torch.tensor([[-1, 0, 0]]))
@@ -354,8 +358,11 @@ def test_joint_distribution_is_the_targets_by_enumeration(name):
     def target(context):
         return probs[contexts.index(context)]
 
-    drafter = ToyDrafter(WITHOUT_REPLACEMENT, FixedShape.kary(2, 1), (RandomDistributions(3, 2),))
-    found = exact_distribution(RULES["traversal"], drafter, target).probs
+    requirements = RULES[rule].requirements
+    scheme = WITHOUT_REPLACEMENT if WITHOUT_REPLACEMENT in requirements.sampling_schemes else IID
+    shape = FixedShape.kary(1, 1) if requirements.is_chain_only else FixedShape.kary(2, 1)
+    drafter = ToyDrafter(scheme, shape, (RandomDistributions(3, 2),))
+    found = exact_distribution(RULES[rule], drafter, target).probs
     text = torch.cat([prompts(1, 20), tokens[:, [0, 2]], columns[:, :1]], 1)[0]
     for context, prob in enumerate_continuations(uncached(model, text, only(kept)), 3).joint.items():
         assert found[tuple(map(kept.index, context))] == pytest.approx(prob, abs=1e-5)

@@ -106,10 +106,10 @@ def num_indexed(facts: ModelFacts) -> int | None:
 
     Which tokens have the highest scores hangs on rounding: another grouping of tokens into passes may choose others.
     """
-    indexers: list[Any] = [module for name, module in facts.modules.items() if name.rpartition(".")[2] == "indexer"]
+    indexers = [vars(module) for name, module in facts.modules.items() if name.rpartition(".")[2] == "indexer"]
     sizes = [
-        getattr(indexer, "index_topk", getattr(indexer, "topk_blocks", 0) * getattr(indexer, "block_size", 0))
-        for indexer in indexers
+        own.get("index_topk") or own.get("token_budget") or own.get("topk_blocks", 0) * own.get("block_size", 0)
+        for own in indexers
     ]
     return min(sizes, default=None)
 

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from treespec.hf.recurrent.layers import TreePass
-from treespec.hf.recurrent.linear import LinearNodes, path_decays, path_sums, products, read
+from treespec.hf.recurrent.linear import LinearNodes, path_products, path_sums, read
 from treespec.hf.recurrent.nodes import TreeNodes, joined
 
 _EPSILON = 1e-6
@@ -60,8 +60,8 @@ def _delta_rule(
         all_keys, log_decays = joined((old.keys, old.log_decays), (keys, log_decays), nodes.num_old, 2)
         written = old.values[:, :, : nodes.num_old]
     sums = path_sums(nodes, log_decays)
-    decays = path_decays(nodes, sums)
-    system = rates * products(keys, all_keys, decays)
+    products, weights = path_products(nodes, [keys, queries], all_keys, sums)
+    system = rates * products
     if state is not None:
         state = state.float()
         values = values - (keys * sums[:, :, nodes.num_old :].exp()) @ state
@@ -69,4 +69,4 @@ def _delta_rule(
     # Only what is below the diagonal is read: the new nodes' strict ancestors.
     new = torch.linalg.solve_triangular(system[..., nodes.num_old :], right, upper=False, unitriangular=True)
     kept = LinearNodes(all_keys, torch.cat([written, new], 2), log_decays, sums)
-    return read(queries, kept, state, decays), kept
+    return read(queries, kept, state, weights), kept

@@ -7,7 +7,7 @@ recurrence there (`operators.py`) read the state here, and leave here what a com
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -78,6 +78,25 @@ class StateLayer(LinearAttentionLayer):
     def end(self) -> None:
         self._pass, self.has_previous_state = None, self._has_states
 
+    def keep(self) -> None:
+        """What follows is the model's own step, which updates states in place: `take_back` gives back those of now."""
+        self._kept = [dict(states) for states in self._states]
+        for states in self._states:
+            states.update({number: None if state is None else state.clone() for number, state in states.items()})
+
+    def take_back(self, is_taken_back: Sequence[bool]) -> None:
+        """Give these rows the states that they had before the step; the others keep theirs."""
+        for states, before in zip(self._states, self._kept, strict=True) if any(is_taken_back) else ():
+            for number, state in states.items():
+                if state is not None:
+                    chosen = torch.tensor(is_taken_back, device=state.device).reshape(-1, *[1] * (state.ndim - 1))
+                    states[number] = torch.where(chosen, cast(Tensor, before[number]), state)
+        self._kept = []
+
+    @property
+    def _states(self) -> list[dict[int, Tensor | None]]:
+        return [self.conv_states, self.recurrent_states]
+
     def update_conv_state(
         self,
         conv_states: Float[Tensor, "B channels F"],
@@ -135,7 +154,7 @@ class StateLayer(LinearAttentionLayer):
 
     def select_rows(self, rows: Int[Tensor, " R"]) -> None:
         """Keep only these rows, in this order."""
-        for states in (self.conv_states, self.recurrent_states, self._inputs):
+        for states in (*self._states, *self._kept, self._inputs):
             for number, state in states.items():
                 if state is not None:
                     states[number] = state.index_select(0, rows.to(state.device))
@@ -150,6 +169,7 @@ class StateLayer(LinearAttentionLayer):
 
     def _drop_nodes(self) -> None:
         self._pass: TreePass | None = None
+        self._kept: list[dict[int, Tensor | None]] = []
         self._num_scans = self._num_axes = self._scan_axes = 0
         self._inputs: dict[int, Tensor] = {}
         self._scans: list[ScoredNodes] = []

@@ -12,6 +12,7 @@ Axis letters: c log decays per node, one or as many as a key has entries, v size
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.hf.recurrent.nodes import Paths, TreeNodes, along, joined
+
+_NUM_ROWS = 16
+"""Nodes whose decays by channel, one for every ancestor and entry of a key, are made at a time: those of all nodes
+would need more memory than the state, and that by the square of their number."""
 
 
 class LinearNodes(NamedTuple):
@@ -50,30 +55,39 @@ def path_sums(nodes: TreeNodes, log_decays: Float[Tensor, "B A N c"]) -> Float[T
     return nodes.ancestors.to(log_decays).unsqueeze(1) @ log_decays
 
 
-def path_decays(nodes: TreeNodes, sums: Float[Tensor, "B A N c"]) -> Float[Tensor, "B A F N c"]:
-    """The decay between every new node and each of its ancestors, 1 to itself, 0 to all other nodes."""
-    is_above = nodes.ancestors[:, None, nodes.num_old :, :, None].to(sums.device)
-    differences = sums[:, :, nodes.num_old :].unsqueeze(3) - sums.unsqueeze(2)
+def path_products(
+    nodes: TreeNodes,
+    lefts: Sequence[Float[Tensor, "B A F d"]],
+    right: Float[Tensor, "B A N d"],
+    sums: Float[Tensor, "B A N c"],
+) -> list[Float[Tensor, "B A F N"]]:
+    """Scalar products of new nodes with their ancestors and themselves, by the decay between; 0 with other nodes."""
+    if sums.shape[-1] == 1:
+        decays = _path_decays(nodes, sums, slice(None)).squeeze(-1)
+        return [(left @ right.transpose(2, 3)) * decays for left in lefts]
+    found = []
+    for start in range(0, nodes.num_new, _NUM_ROWS):
+        rows = slice(start, start + _NUM_ROWS)
+        decayed = right.unsqueeze(2) * _path_decays(nodes, sums, rows)
+        found.append([(decayed @ left[:, :, rows].unsqueeze(4)).squeeze(4) for left in lefts])
+    return [torch.cat(parts, 2) for parts in zip(*found, strict=True)]
+
+
+def _path_decays(nodes: TreeNodes, sums: Float[Tensor, "B A N c"], rows: slice) -> Float[Tensor, "B A R N c"]:
+    """The decay between new nodes and each of their ancestors, 1 to themselves, 0 to all other nodes."""
+    is_above = nodes.ancestors[:, None, nodes.num_old :, :, None][:, :, rows].to(sums.device)
+    differences = sums[:, :, nodes.num_old :][:, :, rows].unsqueeze(3) - sums.unsqueeze(2)
     return differences.masked_fill(~is_above, -torch.inf).exp()
-
-
-def products(
-    left: Float[Tensor, "B A F d"], right: Float[Tensor, "B A N d"], decays: Float[Tensor, "B A F N c"]
-) -> Float[Tensor, "B A F N"]:
-    """Decayed scalar products of all pairs."""
-    if decays.shape[-1] == 1:
-        return (left @ right.transpose(2, 3)) * decays.squeeze(-1)
-    return (left.unsqueeze(3) * right.unsqueeze(2) * decays).sum(-1)
 
 
 def read(
     queries: Float[Tensor, "B A F d"],
     nodes: LinearNodes,
     state: Float[Tensor, "B A d v"] | None,
-    decays: Float[Tensor, "B A F N c"],
+    weights: Float[Tensor, "B A F N"],
 ) -> Float[Tensor, "B A F v"]:
-    """What the new nodes read of the state, of their ancestors and of themselves."""
-    found = products(queries, nodes.keys, decays) @ nodes.values
+    """What the new nodes read of the state, and by these weights of their ancestors and of themselves."""
+    found = weights @ nodes.values
     if state is None:
         return found
     sums = nodes.sums[:, :, -queries.shape[2] :]
@@ -94,4 +108,5 @@ def scan_linear(
         keys, values, log_decays = joined(old[:3], (keys, values, log_decays), nodes.num_old, 2)
     sums = path_sums(nodes, log_decays)
     kept = LinearNodes(keys, values, log_decays, sums)
-    return read(queries, kept, None if state is None else state.float(), path_decays(nodes, sums)), kept
+    (weights,) = path_products(nodes, [queries], keys, sums)
+    return read(queries, kept, None if state is None else state.float(), weights), kept

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import Cache
 
+from treespec.errors import UnsupportedModelError
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.recurrent.convolution import tree_convolution
 from treespec.hf.recurrent.layers import StateLayer, TreePass, state_cache
@@ -32,7 +33,11 @@ class GatedUnitStates:
         self._config, self._modules = facts.model.config, modules
 
     def cache(self) -> Cache:
-        return state_cache(self._config)
+        """An empty cache. Raises `UnsupportedModelError`: transformers' has no layers for these states."""
+        made = state_cache(self._config)
+        if sum(isinstance(layer, StateLayer) for layer in made.layers) != len(self._modules):
+            raise UnsupportedModelError(f"trees of {self._config.model_type} need transformers 5.23 or newer")
+        return made
 
     @contextmanager
     def running(self, layers: Sequence[StateLayer], tree_pass: TreePass | None) -> Iterator[None]:

@@ -22,7 +22,7 @@ from treespec.hf.recurrent.layers import StateLayer, TreePass, state_cache
 from treespec.hf.recurrent.nodes import Paths, TreeNodes
 from treespec.hf.recurrent.operators import modelling_files, running
 from treespec.hf.recurrent.own_states import own_states
-from treespec.protocols import HiddenStates
+from treespec.protocols import HiddenStates, Scores
 from treespec.tree import PADDING_PARENT
 from treespec.tree.transfer import upload
 
@@ -38,6 +38,9 @@ class StateScorer(TreeScorer):
     compute the tree as one chunk. A commit makes the accepted path's state from what the pass has left, without
     another pass.
 
+    A pass over one node per row is the model's own step, so that packages for fast kernels compute it; the states
+    before it are kept until the commit. A scorer that gets more nodes before a commit, a draft model's, ends with that.
+
     Args:
         hidden_layers: see `TreeScorer`.
         prompt: with images or sounds, what the first `prefill` reads in place of its ids, all but the last token.
@@ -49,6 +52,8 @@ class StateScorer(TreeScorer):
 
     _skips_padding = False
     _has_attention = True
+    _step: Int[Tensor, "B 1"] | None
+    """The tokens of a step whose states have gone on, but which is not committed."""
 
     def __init__(
         self,
@@ -63,6 +68,7 @@ class StateScorer(TreeScorer):
             raise UnsupportedModelError(f"{facts.name} cannot continue this prompt: a prompt must end in text")
         super().__init__(facts, hidden_layers=hidden_layers, prompt=prompt, max_cache_len=max_cache_len)
         self._own = own_states(facts)
+        self._takes_steps, self._step = self._own is None, None
         self._whole, self._ends_prompt = self._new_cache(), True
         self._files = modelling_files(facts, self._whole) if self._own is None else []
 
@@ -89,9 +95,24 @@ class StateScorer(TreeScorer):
         return scores.hidden_states
 
     @torch.no_grad()
+    def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
+        """See `TreeScorer`."""
+        if self._step is None:
+            return super().extend(tokens, parents)
+        # What a tree reads of its first node is gone: it is scored again, with the others.
+        self._check_nodes(tokens, parents, len(self._step))
+        tokens, self._takes_steps = torch.cat([self._step.to(tokens.device), tokens], 1), False
+        self.commit([()] * len(tokens))
+        scores = super().extend(tokens, torch.nn.functional.pad(parents, (1, 0), value=-1))
+        return Scores(scores.logits[:, 1:], {layer: states[:, 1:] for layer, states in scores.hidden_states.items()})
+
+    @torch.no_grad()
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         super().commit(paths)
         self._ends_prompt = self._ends_prompt and not any(paths)
+        if self._step is not None:
+            self._end_step([not path for path in paths])
+            return
         found = Paths.of(paths, self.device)
         for layer in self._layers:
             layer.commit(found)
@@ -102,6 +123,29 @@ class StateScorer(TreeScorer):
         index = upload(self.device, torch.tensor(list(rows), dtype=torch.int64, device="cpu"))[0]
         for layer in self._layers:
             layer.select_rows(index)
+        self._step = None if self._step is None else self._step.index_select(0, index.to(self._step.device))
+
+    def _is_step(self) -> bool:
+        """Every row has one pending node; plain decoding reads a prompt's last token in a longer pass."""
+        is_single = self._parents.shape[1] == 1 and bool((self._parents == -1).all())
+        return self._takes_steps and is_single and not self._ends_prompt
+
+    @contextmanager
+    def _stepping(self, tokens: Int[Tensor, "B 1"]) -> Iterator[None]:
+        """Inside layers go on by themselves; after an error they have the states of before."""
+        self._step = tokens
+        for layer in self._layers:
+            layer.keep()
+        try:
+            yield
+        except BaseException:
+            self._end_step([True] * len(tokens))
+            raise
+
+    def _end_step(self, is_taken_back: Sequence[bool]) -> None:
+        self._step = None
+        for layer in self._layers:
+            layer.take_back(is_taken_back)
 
     @property
     def _layers(self) -> list[StateLayer]:
@@ -126,7 +170,7 @@ class StateScorer(TreeScorer):
 
     def _empty_cache(self, num_rows: int) -> Cache:
         """One for the keys and values alone: `SlotCache` cuts these back, states are committed."""
-        self._whole, self._ends_prompt = self._new_cache(), True
+        self._whole, self._ends_prompt, self._step = self._new_cache(), True, None
         return Cache(layers=[layer for layer in self._whole.layers if isinstance(layer, GrowingLayer)])
 
     def _attend(self, slots: CachedSlots, parents: Int[Tensor, "B N"], num_new: int) -> TreeAttention:
@@ -142,7 +186,9 @@ class StateScorer(TreeScorer):
         with ExitStack() as stack:
             prepared = stack.enter_context(super()._prepared(tokens, attention, is_prefill))
             started = None
-            if not is_prefill:
+            if not is_prefill and self._is_step():
+                stack.enter_context(self._stepping(tokens))
+            elif not is_prefill:
                 started = TreePass(TreeNodes(self._parents, tokens.shape[1], self.device, self._ends_prompt))
                 stack.enter_context(running(self._files, self._layers, started))
             if self._own is not None:

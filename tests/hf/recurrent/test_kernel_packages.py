@@ -1,0 +1,146 @@
+"""Where packages for fast kernels are installed: prompts and undrafted steps go through them, trees through PyTorch.
+
+By stand-ins for the packages, which need a GPU: see `helpers/kernel_packages.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from types import MethodType
+
+import pytest
+import torch
+from helpers.kernel_packages import model_with_packages
+from helpers.zoo import VOCAB_SIZE, build, prompts
+from torch import nn
+
+import treespec
+from treespec.drafters import SuffixLookup
+from treespec.errors import TreespecWarning
+from treespec.hf import make_scorer
+from treespec.hf.models.recurrent_scorer import RecurrentScorer
+from treespec.hf.recurrent.layers import StateLayer
+from treespec.hf.recurrent.scorer import StateScorer
+from treespec.policies import KAry
+
+OPTIONS = {"do_sample": False, "pad_token_id": 0, "eos_token_id": VOCAB_SIZE + 1, "max_new_tokens": 24}
+DELTA = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
+KIMI = ("chunk_kda", "fused_recurrent_kda")
+SSD = ("mamba_chunk_scan_combined", "selective_state_update")
+SCAN = ("selective_scan_fn", "selective_state_update")
+RECURRENCES: dict[str, tuple[str, ...]] = {
+    "qwen3_next": DELTA,
+    "qwen3_5_text": DELTA,
+    "kimi_linear": KIMI,
+    "mamba2": SSD,
+    "bamba": SSD,
+    "mamba": SCAN,
+    "lfm2": (),
+}
+OTHERS: dict[str, tuple[str, ...]] = {
+    "qwen3_5_moe_text": DELTA,
+    "olmo_hybrid": DELTA,
+    "lara_mini": DELTA,
+    "bailing_hybrid": KIMI,
+    "falcon_h1": SSD,
+    "granitemoehybrid": SSD,
+    "nemotron_h": SSD,
+    "zamba2": SSD,
+    "falcon_mamba": SCAN,
+    "jamba": SCAN,
+    "zamba": SCAN,
+    "lfm2_moe": (),
+    "lfm3": (),
+}
+"""By architecture the functions of prompts and of steps, besides those of convolutions."""
+
+
+def every(names):
+    return pytest.mark.parametrize(
+        "name", [*names, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS if names is RECURRENCES)]
+    )
+
+
+@every(RECURRENCES)
+def test_prompts_and_steps_use_the_packages(name, monkeypatch):
+    calls: Counter[str] = Counter()
+    model = model_with_packages(name, calls, monkeypatch)
+    recurrences = (RECURRENCES | OTHERS)[name]
+    scorer, ids = StateScorer(model), prompts(2, 20)
+    num_layers = sum(isinstance(layer, StateLayer) for layer in scorer.cache.layers)
+    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    # Kimi's three convolutions are one call in some versions.
+    assert calls.pop("causal_conv1d_fn") % num_layers == 0
+    assert calls == dict.fromkeys(recurrences[:1], num_layers)
+    calls.clear()
+    scorer.extend(prompts(2, 3, seed=1), torch.tensor([[-1, 0, 0]] * 2))
+    scorer.commit([(0, 2), (0,)])
+    assert not calls
+    scorer.extend(prompts(2, 1, seed=2), torch.tensor([[-1]] * 2))
+    assert calls.pop("causal_conv1d_update") % num_layers == 0
+    assert calls == dict.fromkeys(recurrences[1:], num_layers)
+
+
+@every(RECURRENCES)
+def test_texts_are_those_of_plain_decoding_with_and_without_packages(name, monkeypatch):
+    calls: Counter[str] = Counter()
+    model = model_with_packages(name, calls, monkeypatch)
+    assert isinstance(make_scorer(model), StateScorer)
+    mask = torch.arange(20) >= torch.tensor([[0], [6], [3]])
+    ids = prompts(3, 20).masked_fill(~mask, 0)
+    given = {"attention_mask": mask.long(), **OPTIONS}
+    plain = model.generate(ids, **given)
+    assert torch.equal(build(name).generate(ids, **given), plain)
+    for tree in (8, 1):
+        speculation = treespec.TreeSpeculation(SuffixLookup(), tree=tree)
+        calls.clear()
+        assert torch.equal(model.generate(ids, **given, custom_generate=speculation), plain)
+        assert calls["causal_conv1d_update"] > 0
+    draft = treespec.TreeSpeculation(build(name), tree=KAry((2, 2)))
+    assert torch.equal(model.generate(ids, **given, custom_generate=draft), plain)
+
+
+class _Function(nn.Module):
+    """What the `kernels` package makes of a function: a module whose forward it may replace."""
+
+    def __init__(self, function, calls):
+        super().__init__()
+        self.function, self.calls, self.__name__ = function, calls, function.__name__
+
+    def forward(self, *args, **kwargs):
+        self.calls[self.__name__] += 1
+        return self.function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "bamba"])
+def test_functions_from_the_hub(name, monkeypatch):
+    model, calls, ids = build(name), Counter(), prompts(2, 20)
+    plain = model.generate(ids, **OPTIONS)
+    file = sys.modules[type(model).__module__]
+    functions = [item for item in vars(file) if item.startswith(("causal_conv1d_", "torch_", "mamba2_"))]
+    for item in functions:
+        monkeypatch.setattr(file, item, _Function(getattr(file, item), calls))
+    speculation = treespec.TreeSpeculation(SuffixLookup(), tree=8)
+    assert torch.equal(model.generate(ids, **OPTIONS, custom_generate=speculation), plain)
+    assert {"causal_conv1d_fn", "causal_conv1d_update"} <= set(calls)
+    calls.clear()
+    scorer = StateScorer(model)
+    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    calls.clear()
+    scorer.extend(prompts(2, 3, seed=1), torch.tensor([[-1, 0, 0]] * 2))
+    assert not calls
+
+
+def test_a_whole_layer_from_the_hub_decodes_by_chains(monkeypatch):
+    """The `kernels` package gives modules other forwards, whose functions no one knows: the self-check finds that."""
+    other = model_with_packages("qwen3_5_text", Counter(), monkeypatch)
+    model, ids = build("qwen3_5_text"), prompts(2, 20)
+    kinds = {type(module).__name__: type(module) for module in other.modules()}
+    for module in model.modules():
+        if type(module).__name__ == "Qwen3_5GatedDeltaNet":
+            module.forward = MethodType(kinds["Qwen3_5GatedDeltaNet"].forward, module)
+    with pytest.warns(TreespecWarning, match="by chains because"):
+        assert isinstance(make_scorer(model), RecurrentScorer)
+    speculation = treespec.TreeSpeculation(SuffixLookup(), tree=8)
+    assert torch.equal(model.generate(ids, **OPTIONS, custom_generate=speculation), model.generate(ids, **OPTIONS))

@@ -1,0 +1,136 @@
+"""Passes over one node are the model's own steps: their states go on at once, and back where they are not committed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.rounds import Game, recurrent_states
+from helpers.zoo import ARCHITECTURES, build, prompts
+
+from treespec.hf.models.capability import keeps_states
+from treespec.hf.recurrent import scorer as scorer_file
+from treespec.hf.recurrent.scorer import StateScorer
+from treespec.protocols import Capability
+
+TOLERANCE = 1e-4
+KINDS = ("lfm2", "qwen3_next", "kimi_linear", "falcon_h1", "mamba")
+SERVED = [
+    architecture
+    for architecture in ARCHITECTURES
+    if architecture.capability == Capability.TREE and keeps_states(build(architecture))
+]
+ROOT = torch.tensor([[-1], [-1]])
+
+
+def started(model) -> StateScorer:
+    """Behind a prompt and its last token: what follows may be a step."""
+    scorer, ids = StateScorer(model), prompts(2, 20)
+    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    scorer.extend(prompts(2, 1, seed=3), ROOT)
+    scorer.commit([(0,), (0,)])
+    return scorer
+
+
+def logits_of(model, rows):
+    with torch.no_grad():
+        return torch.stack([model(input_ids=torch.tensor([row]), use_cache=False).logits[0, -1] for row in rows])
+
+
+def texts(*parts):
+    """The rows of a prompt and what follows, each part [2, n]."""
+    return torch.cat([prompts(2, 20), prompts(2, 1, seed=3), *parts], 1).tolist()
+
+
+def states_of(scorer):
+    return [state.clone() for state in recurrent_states(scorer.cache)]
+
+
+@pytest.mark.parametrize("architecture", SERVED, ids=str)
+def test_steps_score_as_plain_passes(architecture):
+    model = build(architecture)
+    game = Game(model, StateScorer(model), [9, 14, 2])
+    assert game.play(3, max_nodes=1, num_passes=1) <= TOLERANCE
+    assert game.play(1, num_passes=2) <= TOLERANCE
+    assert game.play(2, max_nodes=1, num_passes=1) <= TOLERANCE
+    assert game.cache_error() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_without_a_committed_step_have_the_states_of_before(name):
+    model = build(name)
+    scorer, tokens = started(model), prompts(2, 1, seed=4)
+    before = states_of(scorer)
+    for paths in ([(), ()], [(), (0,)]):
+        scorer.extend(tokens, ROOT)
+        assert not all(torch.equal(*pair) for pair in zip(states_of(scorer), before, strict=True))
+        scorer.commit(paths)
+        after = states_of(scorer)
+        assert all(torch.equal(new[0], old[0]) for new, old in zip(after, before, strict=True))
+        assert all(torch.equal(new[1], old[1]) for new, old in zip(after, before, strict=True)) == (not paths[1])
+    found = scorer.extend(prompts(2, 1, seed=5), ROOT).logits[:, 0]
+    rows = texts(tokens, prompts(2, 1, seed=5))
+    assert (found - logits_of(model, [[*rows[0][:21], rows[0][22]], rows[1]])).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_tree_may_grow_from_a_step(name):
+    """As draft models' do: its nodes may follow the step's, or the committed text."""
+    model = build(name)
+    scorer, first, second = started(model), prompts(2, 1, seed=4), prompts(2, 2, seed=5)
+    scorer.extend(first, ROOT)
+    found = scorer.extend(second, torch.tensor([[0, 1], [0, -1]])).logits[:, 1]
+    whole, short = texts(first, second), texts(second[:, 1:])
+    assert (found - logits_of(model, [whole[0], short[1]])).abs().max() <= TOLERANCE
+    scorer.commit([(0, 1, 2), (0,)])
+    found = scorer.extend(prompts(2, 1, seed=6), ROOT).logits[:, 0]
+    rows = [texts(first, second, prompts(2, 1, seed=6))[0], texts(first, prompts(2, 1, seed=6))[1]]
+    assert (found - logits_of(model, rows)).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_may_leave_before_a_step_is_committed(name):
+    model = build(name)
+    scorer, tokens = started(model), prompts(2, 1, seed=4)
+    before = states_of(scorer)
+    scorer.extend(tokens, ROOT)
+    scorer.select_rows([1])
+    scorer.commit([()])
+    assert all(torch.equal(new[0], old[1]) for new, old in zip(states_of(scorer), before, strict=True))
+    scorer.extend(tokens[1:], ROOT[:1])
+    scorer.select_rows([0])
+    found = scorer.extend(prompts(1, 1, seed=5), torch.tensor([[0]])).logits[:, 0]
+    expected = logits_of(model, [texts(tokens)[1] + prompts(1, 1, seed=5).tolist()[0]])
+    assert (found - expected).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_error_within_a_step_leaves_states_as_they_were(name):
+    model = build(name)
+    scorer = started(model)
+    before = states_of(scorer)
+
+    def fail(*_):
+        raise RuntimeError("out of order")
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="out of order"):
+        scorer.extend(prompts(2, 1, seed=4), ROOT)
+    handle.remove()
+    assert all(torch.equal(*pair) for pair in zip(states_of(scorer), before, strict=True))
+    scorer.commit([(), ()])
+    found = scorer.extend(prompts(2, 1, seed=5), ROOT).logits[:, 0]
+    assert (found - logits_of(model, texts(prompts(2, 1, seed=5)))).abs().max() <= TOLERANCE
+
+
+def test_scorers_whose_trees_grow_from_steps_take_no_more(monkeypatch):
+    """They would score every root twice."""
+    model, passes = build("lfm2"), []
+    started_passes = scorer_file.TreePass
+    monkeypatch.setattr(scorer_file, "TreePass", lambda *args: passes.append(args) or started_passes(*args))
+    scorer = started(model)
+    passes.clear()
+    for _ in range(2):
+        scorer.extend(prompts(2, 1, seed=4), ROOT)
+        scorer.extend(prompts(2, 2, seed=5), torch.tensor([[0, 0]] * 2))
+        scorer.commit([(0,), (0,)])
+    assert [nodes.num_new for (nodes,) in passes] == [3, 1, 2]
