@@ -68,6 +68,8 @@ def test_a_renamed_cache_is_an_import_error_with_the_versions(monkeypatch):
 
     def import_anew(name):
         spec = find_spec("treespec.hf.introspect")
+        assert spec is not None
+        assert spec.loader is not None
         spec.loader.exec_module(module_from_spec(spec))
 
     renamed = SimpleNamespace(__dataclass_fields__={"sequences": 0, "memory": 0})
