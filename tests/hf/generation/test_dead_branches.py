@@ -140,9 +140,17 @@ def exact(target):
 SAMPLED = {"plain": {"top_k": 0}, "warped": WARPED}
 
 
+@pytest.mark.parametrize(
+    ("form", "kind", "name"),
+    [
+        ("dense", Trie, "plain"),
+        ("dense", Table, "warped"),
+        ("walk", Trie, "warped"),
+        ("walk", Table, "plain"),
+    ],
+    indirect=["form"],
+)
 @pytest.mark.usefixtures("form")
-@pytest.mark.parametrize("kind", [Trie, Table])
-@pytest.mark.parametrize("name", SAMPLED)
 def test_sampled_texts_of_a_trie_have_the_targets_distribution(target, exact, name, kind):
     options = {"do_sample": True, "logits_processor": LogitsProcessorList([kind(SHORT)]), **SAMPLED[name]}
     exact = exact(name, SAMPLED[name])
