@@ -8,8 +8,8 @@ from helpers import weight
 
 from treespec.hf.add_ons import ADD_ONS
 
-LOOP = 3_210
-SPECULATION = 11_030
+LOOP = 3_205
+SPECULATION = 10_820
 DECODE = 11
 
 

@@ -13,8 +13,9 @@ from treespec import TokenRecycling, TreeSpeculation
 from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf.introspect import CACHE_NAME, cache_in, model_facts
 from treespec.hf.models import capability
-from treespec.hf.models.capability import detect
+from treespec.hf.models.capability import neighbour_effect
 from treespec.hf.models.machine_key import machine_key
+from treespec.hf.models.make_scorer import make_scorer
 from treespec.protocols import Capability
 
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
@@ -38,9 +39,9 @@ class TestOneScaleForAPass:
         model = dynamic_int8()
         with pytest.warns(TreespecWarning, match=r"which tokens share a pass.*Linear of torch.ao.*token by token"):
             treespec.generate(model, prompt(1), TreeSpeculation(TokenRecycling()), **OPTIONS)
-        assert detect(model).capability == Capability.PLAIN
-        assert detect(model).neighbour_effect > 0.1
-        assert detect(tiny_llama()).neighbour_effect == 0
+        assert make_scorer(model).capability == Capability.PLAIN
+        assert neighbour_effect(model_facts(model)) > 0.1
+        assert neighbour_effect(model_facts(tiny_llama())) == 0
 
     @pytest.mark.parametrize("seed", range(3))
     @pytest.mark.parametrize("paddings", [[0], [0, 3], [2, 1]], ids=str)
@@ -133,7 +134,7 @@ def test_torchao_quantised_in_place(name, inputs):
     identical(model, inputs)
     quantization.quantize_(model, getattr(quantization, name)())
     assert identical(model, inputs).num_draft_tokens > 0
-    assert detect(model).neighbour_effect == 0
+    assert neighbour_effect(model_facts(model)) == 0
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -20,7 +20,6 @@ from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.cache.caches import DummyLayer
 from treespec.hf.evaluation import evaluation_mode
 from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts
-from treespec.hf.models.kept_checks import keep_check, known_check
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.protocols import Capability
 
@@ -31,6 +30,8 @@ _ROUNDING, _LOW_PRECISION, _BROKEN = 1e-3, 0.03, 0.25
 precision, always wrong."""
 _CHAIN_FACTOR = 2.0
 """Chains that are right differ from uncached passes by no more than single tokens do; wrong ones by 5 times as much."""
+_FULL_PRECISION = (torch.float32, torch.float64)
+_PLAIN_LAYERS = {("Linear", "Parameter")}
 _TOKEN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 
 
@@ -44,8 +45,6 @@ class Detection(NamedTuple):
     """The largest node's difference for each capability that a self-check tried, infinite where the model failed."""
     has_prefix: bool = False
     """The prompt's tokens attend each other in both directions (PaliGemma); later ones only backwards."""
-    neighbour_effect: float = 0.0
-    """By how much a token's logits change with the tokens after it in its pass, see `neighbour_effect`."""
 
 
 Found = TypeVar("Found")
@@ -154,24 +153,14 @@ def undisturbed(facts: ModelFacts) -> Iterator[None]:
 
 
 def _probe(facts: ModelFacts) -> Detection:
-    """By passes over a few tokens; of a model that can verify trees what an earlier process found, if one has."""
-    if known := known_check(facts, "probe", ["has_prefix", "neighbour_effect"]):
-        return Detection(Capability.TREE, has_prefix=bool(known[0]), neighbour_effect=known[1])
-    found = _probe_passes(facts)
-    if found.capability == Capability.TREE:
-        keep_check(facts, "probe", has_prefix=found.has_prefix, neighbour_effect=found.neighbour_effect)
-    return found
-
-
-def _probe_passes(facts: ModelFacts) -> Detection:
     has_prefix = _looks_ahead(facts)
-    effect = 0.0 if has_prefix else neighbour_effect(facts)
-    if reason := _reason_for_single_tokens(facts, effect):
-        if keeps_states(facts.model):
-            raise UnsupportedModelError(f"{facts.name} keeps a state, and {reason}: use its own generate")
-        return Detection(Capability.PLAIN, reason, neighbour_effect=effect)
+    # Elsewhere a self-check that passes by its least tolerance shows that neighbours have no effect.
+    is_plain = facts.dtype in _FULL_PRECISION or facts.weights <= _PLAIN_LAYERS
+    is_presumed = has_prefix or (is_plain and not _sorts_out_columns(facts))
+    if not is_presumed and (found := single_tokens_only(facts)) is not None:
+        return found
     if not keeps_states(facts.model):
-        return Detection(Capability.TREE, has_prefix=has_prefix, neighbour_effect=effect)
+        return Detection(Capability.TREE, has_prefix=has_prefix)
     kinds = ", ".join(sorted({type(layer).__name__ for layer in DynamicCache(config=facts.model.config).layers}))
     ids = _probe_ids(facts, 2, _NUM_PROMPT + _NUM_CHAIN)
     size = num_indexed(facts)
@@ -182,27 +171,37 @@ def _probe_passes(facts: ModelFacts) -> Detection:
         float((cached_logits(facts, ids, capability, _NUM_CHAIN) - expected).abs().max() / expected.std())
         for capability in (Capability.PLAIN, Capability.CHAIN)
     )
+    rounding = _ROUNDING if facts.dtype in _FULL_PRECISION else _LOW_PRECISION
+    if max(one_by_one, at_once) > rounding:
+        single_tokens_only(facts)  # An error where neighbours have an effect.
     if one_by_one > _BROKEN:
         raise UnsupportedModelError(f"{facts.name} keeps a state outside its cache, which mixes the rows' texts")
-    rounding = _ROUNDING if facts.dtype in (torch.float32, torch.float64) else _LOW_PRECISION
     if at_once <= max(_CHAIN_FACTOR * one_by_one, rounding):
         return Detection(Capability.CHAIN, f"its cache keeps states that mix siblings ({kinds})")
     return Detection(Capability.PLAIN, f"it continues its cache rightly with single tokens only ({kinds})")
 
 
-def _reason_for_single_tokens(facts: ModelFacts, effect: float) -> str:
-    """Why no pass over several tokens can have plain decoding's numbers, whatever the mask; empty where one can."""
+def single_tokens_only(facts: ModelFacts) -> Detection | None:
+    """Why no pass over several tokens can have plain decoding's numbers, whatever the mask; None where one can.
+
+    Raises `UnsupportedModelError`: such a model keeps a state too.
+    """
+    effect = neighbour_effect(facts)
     if _sorts_out_columns(facts):
-        return (
+        reason = (
             "LLM.int8() sorts out columns by all tokens that share a pass, so that its logits depend on them: "
             "llm_int8_threshold=0.0 quantises token by token"
         )
-    if effect <= _largest_neighbour_effect(facts):
-        return ""
-    return (
-        f"its logits depend on which tokens share a pass, by up to {effect:.2g} standard deviations "
-        f"({_quantised_layers(facts)}); layers that quantise token by token, such as torchao's, have no such fault"
-    )
+    elif effect <= _largest_neighbour_effect(facts):
+        return None
+    else:
+        reason = (
+            f"its logits depend on which tokens share a pass, by up to {effect:.2g} standard deviations "
+            f"({_quantised_layers(facts)}); layers that quantise token by token, such as torchao's, have no such fault"
+        )
+    if keeps_states(facts.model):
+        raise UnsupportedModelError(f"{facts.name} keeps a state, and {reason}: use its own generate")
+    return Detection(Capability.PLAIN, reason)
 
 
 def _looks_ahead(facts: ModelFacts) -> bool:
@@ -217,7 +216,7 @@ def _looks_ahead(facts: ModelFacts) -> bool:
     ids = torch.cat([_probe_ids(facts, 1, 4).expand(2, -1), last], dim=1)
     logits = facts.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
     # The rows share one pass, but mixtures of experts sum them in another order: a rounding difference is allowed.
-    rounding = 0.01 if facts.dtype in (torch.float32, torch.float64) else 0.1
+    rounding = 0.01 if facts.dtype in _FULL_PRECISION else 0.1
     looks_ahead = bool((logits[0] - logits[1]).abs().max() > rounding * logits.std())
     if looks_ahead and not is_multimodal(model):
         raise UnsupportedModelError(f"{name} attends in both directions: if it can, load it with is_decoder=True")
@@ -239,7 +238,7 @@ def neighbour_effect(facts: ModelFacts) -> float:
 
 def _largest_neighbour_effect(facts: ModelFacts) -> float:
     """What rounding explains: most in low precision, where an expert's choice may hang on it."""
-    if facts.dtype in (torch.float32, torch.float64):
+    if facts.dtype in _FULL_PRECISION:
         return _ROUNDING
     return _LOW_PRECISION if getattr(facts.model, "quantization_method", None) else _BROKEN
 

@@ -17,13 +17,21 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from treespec.errors import LogitsError, TreespecError, UnsupportedModelError
 from treespec.hf.attention.mask import WINDOW_FIELDS
 from treespec.hf.introspect import ModelFacts, cache_in, is_multimodal, model_facts
-from treespec.hf.models.capability import Detection, MeasuredOnce, cached_logits, detect, keeps_states, undisturbed
-from treespec.hf.models.kept_checks import keep_check, known_check
+from treespec.hf.models.capability import (
+    Detection,
+    MeasuredOnce,
+    cached_logits,
+    detect,
+    keeps_states,
+    single_tokens_only,
+    undisturbed,
+)
 from treespec.hf.models.rounded_activations import rounds_activations
 from treespec.hf.thread_patches import current, replaced
 from treespec.protocols import Capability, CausalScorer
@@ -54,26 +62,22 @@ _results: MeasuredOnce[Detection] = MeasuredOnce()
 
 
 def check_once(facts: ModelFacts, attempts: Sequence[Attempt], is_static: bool = False) -> Detection:
-    """`self_check`, run once per model, dtype, attention, adapters, kinds of weights and cache.
+    """What is found to be scored rightly; once per model, dtype, attention, adapters, kinds of weights and cache.
 
-    A model that an earlier process found to score trees rightly is compared by the tolerance that was measured then.
+    Where the first attempt passes by the least tolerance that is all; else the effect of neighbours is measured, and
+    what counts as rounding, see `self_check`.
     """
     return _results.get(facts, lambda: _check(facts, attempts, is_static), is_static)
 
 
 def _check(facts: ModelFacts, attempts: Sequence[Attempt], is_static: bool) -> Detection:
-    what = f"trees, static: {is_static}"
-    (first, make), known = attempts[0], known_check(facts, what, ["tolerance"])
-    if known and first == Capability.TREE:
-        with suppress(TreespecError, RuntimeError, ValueError, TypeError, LookupError, AttributeError):
-            scorer = make(max_cache_len=2 * MAX_CHECKED_WINDOW if is_static else None)
-            error = _largest_error(facts, scorer, check_prompt(facts), ROUNDS[first])
-            if error <= known[0]:
-                return Detection(first, "", known[0], {first: error})
-    found = self_check(facts, attempts, is_static)
-    if found.capability == Capability.TREE:
-        keep_check(facts, what, tolerance=found.tolerance)
-    return found
+    (first, make), least = attempts[0], least_tolerance(facts, facts.dtype)
+    with suppress(TreespecError, RuntimeError, ValueError, TypeError, LookupError, AttributeError):
+        scorer = make(max_cache_len=2 * MAX_CHECKED_WINDOW if is_static else None)
+        error = _largest_error(facts, scorer, check_prompt(facts), ROUNDS[first])
+        if error <= least:
+            return Detection(first, "", least, {first: error})
+    return single_tokens_only(facts) or self_check(facts, attempts, is_static)
 
 
 def self_check(model: PreTrainedModel | ModelFacts, attempts: Sequence[Attempt], is_static: bool = False) -> Detection:
@@ -181,16 +185,22 @@ def _largest_error(
 ) -> float:
     """Run the rounds on a scorer; the largest node's difference from an uncached pass, NaN if there is any."""
     scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
-    committed = prompt
-    worst = torch.zeros((), dtype=torch.float32, device="cpu")
+    committed, scored, texts = prompt[0], [], []
     for seed, (parents, path) in enumerate(rounds):
         tokens = check_tokens(facts, len(parents), seed + 2)
         logits = scorer.extend(tokens, torch.tensor([parents], device="cpu")).logits[0]
-        for row_path, plain in path_logits(facts, prompt.shape[1], committed, tokens, parents):
-            worst = torch.maximum(worst, largest_difference(logits[row_path], plain).cpu())
+        for nodes in paths_to_leaves(parents):
+            scored.append(logits[nodes])
+            texts.append(torch.cat([committed, tokens[0, nodes]]))
         scorer.commit([path])
-        committed = torch.cat([committed, tokens[:, list(path)]], dim=1)
-    return float(worst)
+        committed = torch.cat([committed, tokens[0, list(path)]])
+    # One pass for all: what follows a text in its row changes nothing before it.
+    plain = _plain_logits(facts, pad_sequence(texts, batch_first=True), prompt.shape[1])
+    ends = [len(text) - prompt.shape[1] for text in texts]
+    errors = [
+        largest_difference(own, row[end - len(own) : end]) for own, row, end in zip(scored, plain, ends, strict=True)
+    ]
+    return float(torch.stack(errors).max())
 
 
 def root_tolerance(facts: ModelFacts) -> float:
@@ -220,15 +230,21 @@ def path_logits(
     parents: Sequence[int],
 ) -> list[tuple[list[int], Tensor]]:
     """The paths to all leaves (of one depth) with the logits [L, V] of their nodes, by one uncached pass."""
+    paths = paths_to_leaves(parents)
+    ids = torch.cat([committed.expand(len(paths), -1), tokens[0, torch.tensor(paths, device="cpu")]], dim=1)
+    logits = _plain_logits(facts, ids, num_prompt)[:, committed.shape[1] - num_prompt :]
+    return list(zip(paths, logits, strict=True))
+
+
+def paths_to_leaves(parents: Sequence[int]) -> list[list[int]]:
+    """The nodes from the root to every leaf."""
     paths = []
     for leaf in set(range(len(parents))) - set(parents):
         path = [leaf]
         while parents[path[0]] >= 0:
             path.insert(0, parents[path[0]])
         paths.append(path)
-    ids = torch.cat([committed.expand(len(paths), -1), tokens[0, torch.tensor(paths, device="cpu")]], dim=1)
-    logits = _plain_logits(facts, ids, num_prompt)[:, committed.shape[1] - num_prompt :]
-    return list(zip(paths, logits, strict=True))
+    return paths
 
 
 def _plain_logits(facts: ModelFacts, ids: Int[Tensor, "B L"], num_prompt: int) -> Float[Tensor, "B M V"]:
