@@ -6,8 +6,9 @@ import warnings
 from typing import Any
 
 import pytest
-from helpers.accelerator.device import PretendAccelerator, to_device
-from helpers.accelerator.waits import cases, count, tiny_models
+import torch
+from helpers.accelerator.device import DEVICE, PretendAccelerator
+from helpers.accelerator.waits import cases, count, models_on, options_of, prompts
 
 from treespec import KAry, TreeSpeculation
 
@@ -25,13 +26,14 @@ QUICK = (
 
 
 def counted(case: Any) -> dict[str, Any]:
-    """What a step of a case costs, see `count`."""
-    model, draft = tiny_models()
+    """What a step of a case costs, see `count`; the output is that of the CPU."""
     with PretendAccelerator() as device, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        to_device(model)
-        to_device(draft)
-        return count(case, model, draft, device, NUM_TOKENS)
+        row = count(case, *models_on(DEVICE), device, NUM_TOKENS)
+    (model, draft), (ids, mask) = models_on(torch.device("cpu")), prompts()
+    given = {"inputs": ids, "attention_mask": mask, **options_of(case, NUM_TOKENS)}
+    assert row["output"] == model.generate(**given, custom_generate=case[1](draft)).tolist()
+    return row
 
 
 @pytest.mark.parametrize(

@@ -62,12 +62,16 @@ class PlainAssistant:
 
     def __init__(self, target: Any, assistant: Any) -> None:
         self.target, self.assistant = target, assistant
+        self._states: Any = None
+        self._shared: Any = None
 
     @torch.no_grad()
     def logits(self, states, tokens, path, first=0):
         """float64 [V] after the drafted tokens `path`; states [n - 1, H]: the target's before the last of `tokens`."""
-        read = self.target(torch.tensor([tokens[:-1]]), return_shared_kv_states=True, use_cache=False)
-        shared, before = read.shared_kv_states, states[-1].reshape(1, 1, -1)
+        if self._states is not states:
+            read = self.target(torch.tensor([tokens[:-1]]), return_shared_kv_states=True, use_cache=False)
+            self._states, self._shared = states, read.shared_kv_states
+        shared, before = self._shared, states[-1].reshape(1, 1, -1)
         for token in [tokens[-1], *path]:
             embedded = self.target.get_input_embeddings()(torch.tensor([[token]]))
             out = self.assistant(

@@ -1,5 +1,7 @@
 """Random EAGLE-3 and P-EAGLE heads written in both public formats, and a slow plain reading of the same files."""
 
+from typing import Any
+
 import torch
 from helpers.head_files import SPECULATORS, PlainHead, draw, layer_keys, layer_sizes, speculators_keys, write_files
 
@@ -63,18 +65,29 @@ def write(folder, made, tensors, format_name):
 class PlainEagle3(PlainHead):
     """Every pass reads the whole text again."""
 
+    _text: Any = None
+
     def logits(self, states, tokens, path, first=0):
         """float64 [V] after the drafted tokens `path`, -inf outside the draft vocabulary.
 
         states: [n - 1 - first, features * J], the target's before each of `tokens[first + 1:]`; positions from `first`.
         """
-        features, read = self._fuse(states.double()), list(tokens[first + 1 :])
-        for token in [*path, None]:
-            output = self._layers(features, read, first)[-1:]
-            normed = self.norm(output, "norm")
-            features = torch.cat([features, normed if self.made["flags"].get("norm_output") else output])
-            read.append(token)
-        return self.over_vocabulary(self.lm_head @ normed[0])
+        if self._text is not states:
+            self._text, self._passes = states, {}
+        _, output = self._pass(tuple(path), tokens[first + 1 :], first)
+        return self.over_vocabulary(self.lm_head @ self.norm(output, "norm")[0])
+
+    def _pass(self, path, text, first):
+        """The features that a pass reads and its last output [1, H]; passes are kept, as siblings have one parent."""
+        if path not in self._passes:
+            if path:
+                features, output = self._pass(path[:-1], text, first)
+                normed = self.norm(output, "norm") if self.made["flags"].get("norm_output") else output
+                features = torch.cat([features, normed])
+            else:
+                features = self._fuse(self._text.double())
+            self._passes[path] = features, self._layers(features, [*text, *path], first)[-1:]
+        return self._passes[path]
 
     def _fuse(self, states):
         flags, parts = self.made["flags"], states.split(self.made["target_hidden"], -1)

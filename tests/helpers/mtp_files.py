@@ -191,7 +191,10 @@ def _published(
 
 
 class PlainMtp:
-    """Every pass reads the whole text again, without a cache; in float32, as transformers' layers are."""
+    """Every pass reads the whole text again, without a cache of keys; in float32, as transformers' layers are.
+
+    The passes over a text are kept by path: siblings have one parent.
+    """
 
     def __init__(self, made: Made) -> None:
         self.target, self.donor, self.own = made.target, made.donor, made.own
@@ -201,19 +204,27 @@ class PlainMtp:
         self.rotary = getattr(decoder, "rotary_emb", None)
         self.blocks = list(decoder.layers)
         self._norm = decoder.norm_f if hasattr(decoder, "norm_f") else decoder.norm
+        self._text: Any = None
+        self._passes: dict[tuple[int, ...], tuple[torch.Tensor, list[torch.Tensor]]] = {}
 
     @torch.no_grad()
     def logits(self, states, tokens, path, first=0):
         """float64 [V] after the drafted tokens `path`. states: [n - 1 - first, H], the target's before the tokens."""
-        states, count = states.unsqueeze(0), len(self.own)
-        outputs: list[torch.Tensor] = []
-        for length in range(len(path) + 1):
-            read = torch.tensor([[*tokens[first + 1 :], *path[:length]]])
-            outputs = self._layers(states, read)
-            states = torch.cat([states, outputs[-1][:, -1:]], 1)
+        if self._text is not states:
+            self._text, self._passes = states, {}
+        _, outputs = self._pass(tuple(path), tokens[first + 1 :])
         output: Any = self.target.get_output_embeddings()
-        logits = output(outputs[len(path) % count][0, -1])
-        return logits.double()
+        return output(outputs[len(path) % len(self.own)][0, -1]).double()
+
+    def _pass(self, path, text):
+        """What the layers read and their outputs, over the text and the drafted tokens `path`."""
+        if path not in self._passes:
+            states = self._text.unsqueeze(0)
+            if path:
+                states, outputs = self._pass(path[:-1], text)
+                states = torch.cat([states, outputs[-1][:, -1:]], 1)
+            self._passes[path] = states, self._layers(states, torch.tensor([[*text, *path]]))
+        return self._passes[path]
 
     def _layers(self, states, tokens):
         """Every layer's outputs [1, n - l, H]: layer l begins with the l-th token."""

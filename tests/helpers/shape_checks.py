@@ -25,7 +25,7 @@ from jaxtyping import TypeCheckError, jaxtyped
 
 SHAPE = re.compile(r"\b(?:Int|UInt8|Float|Bool|Shaped|Num|Real)\[[\w.]+, ['\"]")
 """A type with a shape, of a tensor or of an array."""
-ALL_OF_FIRST, ONE_IN = 8, 23
+ALL_OF_FIRST, ONE_IN = 2, 23
 """How many calls of a function are checked in any case, and one of how many later ones: a prime, so that calls which
 take turns are all checked."""
 num_calls = Counter[Callable]()

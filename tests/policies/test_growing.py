@@ -55,7 +55,7 @@ def grown_trees(draw):
 
 
 @given(grown_trees())
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 def test_every_tree_keeps_the_invariants(grown):
     policy, batch, source, children, budget, depth = grown
     assert bool(batch.is_valid)

@@ -73,18 +73,19 @@ def test_recurrent_models_are_sped_up_and_no_token_changes(name):
     speculation.restore()
 
 
-@pytest.mark.parametrize("where", ["head", "../some-model-eagle3", "../some-model.eagle3"])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    ("where", "rows"), [("head", 1), ("head", 3), ("../some-model-eagle3", 1), ("../some-model.eagle3", 1)]
+)
 def test_a_head_next_to_the_checkpoint_drafts_and_no_token_changes(model, where, rows):
     write(next_to(model, where), EAGLE)
     prompt = PROMPT.repeat(rows, 1)
-    plain = model.generate(prompt, max_new_tokens=40, do_sample=False)
+    plain = model.generate(prompt, max_new_tokens=20, do_sample=False)
     speculation = treespec.speed_up(model)
     assert isinstance(speculation.found.drafters[0], Eagle3)
     for _ in range(2):
-        assert model.generate(prompt, max_new_tokens=40, do_sample=False, custom_generate=speculation).equal(plain)
+        assert model.generate(prompt, max_new_tokens=20, do_sample=False, custom_generate=speculation).equal(plain)
     assert "the head in" in str(speculation)
-    assert f"{2 * rows * 40} tokens" in str(speculation)
+    assert f"{2 * rows * 20} tokens" in str(speculation)
 
 
 def test_a_model_without_a_folder_takes_no_head_from_the_working_one(tmp_path, monkeypatch):

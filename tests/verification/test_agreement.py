@@ -33,7 +33,7 @@ def uniforms(rng: np.random.Generator, trees: TreeBatch) -> tuple[Tensor, Tensor
     return coins, draws
 
 
-@pytest.mark.parametrize("num_trees", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_trees", [1_000, pytest.param(4_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("names", "kind"), [(DENSE_ON_TREES, random_drafted), (("token", "block"), random_chain)], ids=["trees", "chains"]
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import product
+from typing import Any
+
 import pytest
 
 from treespec.literature import KSeq
@@ -29,6 +32,18 @@ LARGE_TREES = ("2x2", "3-1-1", "unbalanced")
 """In Fractions these take up to half a minute per sampling scheme, in float64 a tenth of it: that is the quick one."""
 
 
+def proofs() -> list[Any]:
+    """Every scheme and shape in Fractions; in float64 too where Fractions are slow."""
+    cases = []
+    for shape, scheme in product(SHAPES, TOY_SCHEMES):
+        is_large = shape in LARGE_TREES or (shape, scheme) == ("adaptive depth", IID)
+        marks = [pytest.mark.slow] if is_large else []
+        cases.append(pytest.param(scheme, shape, True, id=f"{scheme}-{shape}-fraction", marks=marks))
+        if is_large:
+            cases.append(pytest.param(scheme, shape, False, id=f"{scheme}-{shape}-float64"))
+    return cases
+
+
 @pytest.fixture
 def prove(record_property):
     """Asserts that every rule is lossless that supports the largest tree of a drafter; by rule the accepted tokens."""
@@ -49,20 +64,7 @@ def prove(record_property):
     return check
 
 
-@pytest.mark.parametrize(
-    ("shape", "is_exact"),
-    [
-        pytest.param(
-            shape,
-            is_exact,
-            id=f"{shape}-{'fraction' if is_exact else 'float64'}",
-            marks=[pytest.mark.slow] if is_exact == (shape in LARGE_TREES) else [],
-        )
-        for shape in SHAPES
-        for is_exact in (False, True)
-    ],
-)
-@pytest.mark.parametrize("scheme", TOY_SCHEMES)
+@pytest.mark.parametrize(("scheme", "shape", "is_exact"), proofs())
 def test_lossless(scheme: str, shape: str, is_exact: bool, prove) -> None:
     for edge in EDGES:
         prove(*toy_case(Case(scheme, shape, edge), is_exact), shape, edge)
@@ -87,9 +89,8 @@ def test_more_distributions(seed: int, prove) -> None:
             prove(ToyDrafter(scheme, SHAPES[shape], drafts), target, shape, f"zeros {seed}")
 
 
-@pytest.mark.parametrize(
-    "edge", ["generic", *(pytest.param(e, marks=pytest.mark.slow) for e in ("equal", "one-hot target"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("edge", ["generic", "equal", "one-hot target"])
 def test_three_chains_without_replacement(edge: str, prove) -> None:
     """All three siblings drawn: thousands of trees, so in float64 only; Fractions have two tokens in the grid."""
     target, drafts = distribution_pairs(3)[edge]

@@ -56,7 +56,7 @@ def processors(rng: np.random.Generator) -> TreeProcessors:
 
 
 @seed(0)
-@settings(max_examples=250, deadline=None, database=None)
+@settings(max_examples=125, deadline=None, database=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(VOCAB_SIZES), st.booleans(), st.booleans())
 def test_a_verdict_or_a_named_error(random_seed: int, vocab_size: int, is_chain: bool, is_bad: bool) -> None:
     rng = np.random.default_rng(random_seed)

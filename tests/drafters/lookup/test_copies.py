@@ -33,7 +33,7 @@ DRAFTERS = {
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda drafter: pickle.loads(pickle.dumps(drafter))}
 
 
-def work(drafter, policy, num_steps=6):
+def work(drafter, policy, num_steps=4):
     """The trees of a call and what is emitted in it."""
     loop, seen = Loop(drafter, PROMPTS, policy, is_sampling=False), []
     for step in range(num_steps):

@@ -73,7 +73,7 @@ def brute_force(text, stored, max_match, min_match, factor, offset, min_prob, sm
     st.sampled_from([0.0, 0.5, 1.0, 2.0]),
     st.integers(1, 6),
 )
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 def test_the_tree_has_the_best_score_of_all_lengths_and_tries(
     text, stored, max_match, more, budget_rule, least, smoothing, depth
 ):
@@ -102,7 +102,7 @@ def test_the_tree_has_the_best_score_of_all_lengths_and_tries(
 
 
 @given(TOKENS, st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=4), st.integers(1, 6), st.integers(0, 40))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 def test_occurrences_are_those_of_a_naive_search(text, more, max_match, when_sorted):
     """In a growing text, of which any beginning may have been sorted."""
     index = SuffixText(text[:when_sorted])

@@ -270,7 +270,7 @@ def accepted_per_step(drafter, truth, num_nodes, policy=None):
     return position / num_steps - 1
 
 
-TRUTH = [random.Random(0).randrange(50) for _ in range(1500)]
+TRUTH = [random.Random(0).randrange(50) for _ in range(800)]
 
 
 def planted(miss_rate, seed, max_width=4):

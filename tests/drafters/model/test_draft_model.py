@@ -50,8 +50,8 @@ POLICIES = {
 def test_draft_model_equals_a_recomputation(name, is_sampling, processors):
     scorer = ToyScorer(TableLM(VOCAB))
     loop = Loop(DraftModel(scorer), PROMPTS, POLICIES[name], is_sampling, processors, seed=len(name))
-    for step in range(12):
-        if step == 6:
+    for step in range(8):
+        if step == 4:
             loop.keep_rows([2, 0])
         batch = loop.propose(max_depth=3 if step % 4 == 3 else 99)
         is_ranked_by_acceptance = is_sampling and name.startswith("best-first")

@@ -28,7 +28,6 @@ DEPTHS = {"dflash": DFLASH, "dspark": DSPARK, "dflash2": dflash2()}
 MODULES = {"eagle": EAGLE_1, "eagle3": EAGLE, "peagle": PARALLEL} | DEPTHS
 KINDS = MODULES | {"medusa": medusa_files.shape(40)}
 every_kind = pytest.mark.parametrize("made", KINDS.values(), ids=KINDS)
-every_module = pytest.mark.parametrize("made", MODULES.values(), ids=MODULES)
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +146,16 @@ POLICIES = {
 }
 
 
-@every_kind
-@pytest.mark.parametrize("name", POLICIES)
+EVERY_POLICY = ("eagle3", "dspark")
+"""Kinds that draft level by level and in one pass; others are as these, whatever the policy."""
+GREEDY = [
+    pytest.param(KINDS[kind], name, id=f"{kind}-{name}")
+    for kind in KINDS
+    for name in (POLICIES if kind in EVERY_POLICY else ("best first", "sampled children"))
+]
+
+
+@pytest.mark.parametrize(("made", "name"), GREEDY)
 def test_greedy_output_is_plain_output(tmp_path, target, name, made):
     drafter, _ = make(tmp_path, target, made, seed=2)
     inputs = left_padded([9, 1, 5, 2])
@@ -288,9 +295,13 @@ DTYPES = [
 """Dtypes of the target and of the head: one was cast after the other was loaded, or made for another."""
 
 
-@pytest.mark.parametrize(("target_dtype", "head_dtype"), DTYPES, ids=str)
-@every_module
-def test_heads_run_in_their_own_dtype(tmp_path, made, target_dtype, head_dtype):
+@pytest.mark.parametrize(
+    ("kind", "target_dtype", "head_dtype"),
+    [(kind, *dtypes) for kind in MODULES for dtypes in (DTYPES if kind in EVERY_POLICY else DTYPES[::2])],
+    ids=str,
+)
+def test_heads_run_in_their_own_dtype(tmp_path, kind, target_dtype, head_dtype):
+    made = MODULES[kind]
     model, inputs = tiny_llama(num_layers=3), left_padded([6, 3])
     drafter, _ = make(tmp_path, model, made)
     drafter.head.to(head_dtype)

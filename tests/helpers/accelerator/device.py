@@ -25,13 +25,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from treespec.sampling import LEAST_UNIFORM
@@ -122,7 +122,7 @@ class PretendAccelerator(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        tensors = [*_tensors(args), *_tensors(kwargs)]
         here = [x for x in tensors if isinstance(x, DeviceTensor)]
         host = [x for x in tensors if not isinstance(x, DeviceTensor)]
         wanted = None if kwargs.get("device") is None else torch.device(kwargs["device"])
@@ -153,10 +153,10 @@ class PretendAccelerator(TorchDispatchMode):
         if wanted is not None:
             kwargs["device"] = torch.device("cpu")
         kwargs.pop("pin_memory", None)
-        args, kwargs = tree_map(_inner, args), tree_map(_inner, kwargs)
+        args, kwargs = _mapped(_inner, args), _mapped(_inner, kwargs)
         out = (_exponential_ if func is aten.exponential_.default else func)(*args, **kwargs)
         own = {id(x.inner): x for x in here}  # What is written in place is the caller's own tensor.
-        return tree_map(lambda x: _wrapped(x, own), out) if is_here else out
+        return _mapped(lambda x: _wrapped(x, own), out) if is_here else out
 
 
 class _Literals(TorchFunctionMode):
@@ -202,13 +202,33 @@ def _generator_class(real: type) -> type:
     return Generator
 
 
-def _inner(x: Any) -> Any:
+def _tensors(x: Any) -> Iterator[Tensor]:
+    """The tensors in an operation's arguments; PyTorch's own pytree took half of the time of these tests."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (tuple, list)):
+        for part in x:
+            yield from _tensors(part)
+    elif isinstance(x, dict):
+        yield from _tensors(tuple(x.values()))
+
+
+def _mapped(change: Callable[[Tensor], Tensor], x: Any) -> Any:
+    """`x` with each tensor in it changed."""
+    if isinstance(x, Tensor):
+        return change(x)
+    if isinstance(x, (tuple, list)):
+        return type(x)([_mapped(change, part) for part in x])
+    if isinstance(x, dict):
+        return {key: _mapped(change, value) for key, value in x.items()}
+    return x
+
+
+def _inner(x: Tensor) -> Tensor:
     return x.inner if isinstance(x, DeviceTensor) else x
 
 
-def _wrapped(x: Any, own: dict[int, DeviceTensor]) -> Any:
-    if not isinstance(x, Tensor):
-        return x
+def _wrapped(x: Tensor, own: dict[int, DeviceTensor]) -> DeviceTensor:
     mine = own.get(id(x))
     return mine if mine is not None and mine.shape == x.shape else DeviceTensor(x)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from helpers.accelerator.device import DEVICE, PretendAccelerator
+from helpers.accelerator.device import DEVICE, PretendAccelerator, to_device
 from helpers.accelerator.heads import head_cases
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -74,6 +75,16 @@ def tiny_models() -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
     return model, draft
 
 
+@cache
+def models_on(device: torch.device) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+    """The same two models for all cases, whose self-check then runs once; inside the device's block."""
+    model, draft = tiny_models()
+    if device == DEVICE:
+        to_device(model)
+        to_device(draft)
+    return model, draft
+
+
 def prompts() -> tuple[Tensor, Tensor]:
     """int64 [3, 9] and its mask, the second row with left padding."""
     ids, mask = torch.randint(1, 64, (3, 9), generator=torch.Generator().manual_seed(0)), torch.ones(3, 9).long()
@@ -99,13 +110,19 @@ def counting_from_the_first_tree(device: PretendAccelerator) -> Iterator[list[in
         yield levels
 
 
+def options_of(case: Case, num_tokens: int) -> dict[str, Any]:
+    """The arguments of `generate` besides the prompts."""
+    return {"max_new_tokens": num_tokens, "eos_token_id": None, "pad_token_id": 0, **case[2]}
+
+
 def count(case: Case, model: Any, draft: Any, device: PretendAccelerator, num_tokens: int) -> dict[str, Any]:
-    """Waits and launches per step of one case; models and device as `PretendAccelerator` wants them."""
-    name, make, extra = case
+    """Waits and launches per step of one case, and its output; models and device as `PretendAccelerator` wants them."""
+    name, make, _ = case
     ids, mask = prompts()
-    options = {"max_new_tokens": num_tokens, "eos_token_id": None, "pad_token_id": 0, **extra}
+    options = options_of(case, num_tokens)
     given = {"inputs": ids.to(DEVICE), "attention_mask": mask.to(DEVICE)}
-    model.generate(**given, custom_generate=make(draft), **options)  # What happens once per model is not counted.
+    # What happens once per model is not counted.
+    model.generate(**given, custom_generate=make(draft), **options | {"max_new_tokens": 2})
     speculation = make(draft)
     with counting_from_the_first_tree(device) as levels:
         output = model.generate(**given, custom_generate=speculation, **options)

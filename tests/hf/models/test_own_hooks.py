@@ -76,8 +76,9 @@ def decoded(model: Any, speculation: TreeSpeculation | None = None, **options: A
 
 
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
-@pytest.mark.parametrize("kind", SHAPED)
-@pytest.mark.parametrize("is_late", [False, True], ids=["before the first use", "between calls"])
+@pytest.mark.parametrize(
+    ("kind", "is_late"), [*((kind, False) for kind in SHAPED), ("last_position", True), ("before", True)]
+)
 def test_hooks_that_look_at_a_pass_decode_plainly(kind, is_late):
     model, speculation = tiny_llama(), trees()
     without = decoded(model)
@@ -230,8 +231,11 @@ def _changed(kind: Any, change: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
 @pytest.mark.parametrize("where", ["layer", "part", "class"])
-@pytest.mark.parametrize("kind", ["last_position", "single_tokens", "prompts", "everywhere"])
-@pytest.mark.parametrize("is_late", [False, True], ids=["before the first use", "between calls"])
+@pytest.mark.parametrize(
+    ("kind", "is_late"),
+    [("last_position", False), ("last_position", True), ("single_tokens", False), ("prompts", False),
+     ("everywhere", False), ("everywhere", True)],
+)  # fmt: skip
 def test_modules_of_ones_own_are_as_hooks(kind, where, is_late):
     model, speculation = tiny_llama(), trees()
     if is_late:
