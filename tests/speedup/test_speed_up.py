@@ -13,8 +13,9 @@ from helpers.wrong_heads import EAGLE, write
 from transformers import LlamaForCausalLM
 
 import treespec
+from treespec.cpu import optimized_model
 from treespec.cpu.kernel_plan import KernelPlan
-from treespec.cpu.linear_kernels import NUM_ROWS, FastForward
+from treespec.cpu.linear_kernels import NUM_ROWS, FastForward, has_onednn
 from treespec.cpu.native import NativeError
 from treespec.drafters import WarmStart
 from treespec.errors import ConfigError, TreespecError, UnsupportedModelError
@@ -220,8 +221,29 @@ def test_without_a_head_lookups_draft_by_any_sampling(model):
     assert "not called yet" in str(speculation)
 
 
-def test_layers_are_optimized_and_restored(model, monkeypatch):
-    monkeypatch.setattr(kernels, "is_compiled", lambda folder: True)  # What is missing is compiled at once.
+@pytest.fixture
+def chosen(monkeypatch):
+    """A function that says which kernel is the fastest, whatever the machine."""
+
+    def choose(name):
+        if name == "packed" and not has_onednn(torch.float32):
+            pytest.skip("PyTorch was built without oneDNN")
+        monkeypatch.setattr(kernels, "is_compiled", lambda folder: True)  # What is missing is compiled at once.
+        plan = KernelPlan(dict.fromkeys(NUM_ROWS, name))
+        monkeypatch.setattr(optimized_model, "make_plan", lambda *_: plan)
+
+    return choose
+
+
+def test_small_layers_run_as_they_are_where_no_kernel_is_faster(model, chosen):
+    chosen("plain")
+    speculation = treespec.speed_up(model)
+    assert not is_optimized(model)
+    assert "the fastest for its layers" in str(speculation)
+
+
+def test_layers_are_optimized_and_restored(model, chosen):
+    chosen("packed")
     plain = model.generate(PROMPT, max_new_tokens=30, do_sample=False)
     speculation = treespec.speed_up(model)
     assert is_optimized(model)
@@ -233,8 +255,8 @@ def test_layers_are_optimized_and_restored(model, monkeypatch):
     assert model.generate(PROMPT, max_new_tokens=30, do_sample=False, custom_generate=speculation).equal(plain)
 
 
-def test_the_last_of_several_restores_the_model(model, monkeypatch):
-    monkeypatch.setattr(kernels, "is_compiled", lambda folder: True)
+def test_the_last_of_several_restores_the_model(model, chosen):
+    chosen("packed")
     for _ in range(2):
         speculation = treespec.speed_up(model)
         assert is_optimized(model)

@@ -18,7 +18,7 @@ from torch import nn
 
 from treespec.cpu import optimize, restore
 from treespec.cpu.kernel_plan import kernel_folder
-from treespec.cpu.linear_kernels import FastForward
+from treespec.cpu.linear_kernels import PLAIN, FastForward
 from treespec.cpu.native import NativeError, is_compiled, load_library
 from treespec.errors import TreespecError
 
@@ -85,9 +85,14 @@ class Kernels:
         except TreespecError as error:
             self.state = f"PyTorch's: {error}"
             return
-        if plan is not None:
+        kinds = dict.fromkeys(plan.choices.values()) if plan else {}
+        if list(kinds) == [PLAIN]:
+            restore(self._model)  # The way through a plan takes small layers some per cent of their time.
+            self.state = "PyTorch's, which are the fastest for its layers"
+        else:
+            self.state = f"treespec's for CPUs ({', '.join(kinds)})" if plan else KEPT
+        if plan:
             _own.add(self._model)
-        self.state = f"treespec's for CPUs ({', '.join(dict.fromkeys(plan.choices.values()))})" if plan else KEPT
         for head in self._heads:
             with suppress(TreespecError):  # Without a compiler it runs as it is.
                 optimize(head, dtype=torch.int8 if next(head.parameters()).dtype == torch.float32 else None)
