@@ -1,6 +1,6 @@
-"""Train an MTP layer for the head's target on a small part of the recipe's texts, for `load_mtp(model, "OUT/drafter")`.
+"""Train an MTP layer for the head's target on a part of the recipe's texts, for `load_mtp(model, "OUT/drafter")`.
 
-python -m recipes.smollm2_head.mtp --out runs/mtp --minutes 38
+python -m recipes.smollm2_head.mtp --out runs/mtp --minutes 60
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the folder of the run and the layer")
     parser.add_argument("--folder", type=Path, default=HERE / "texts", help="of the texts")
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--tokens", type=int, default=50_000, help="of text")
+    parser.add_argument("--tokens", type=int, default=300_000, help="of text")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--mixed", action="store_true", help="multiply in bfloat16, where the processor can")
     args = parser.parse_args()
