@@ -7,8 +7,13 @@ import torch
 from helpers.rounds import Game, recurrent_states
 from helpers.zoo import ARCHITECTURES, build, prompts
 
+from treespec import TokenRecycling, TreeSpeculation
+from treespec.errors import TreespecError
 from treespec.hf.models.capability import keeps_states
 from treespec.hf.recurrent import scorer as scorer_file
+from treespec.hf.recurrent.layers import StateLayer
+from treespec.hf.recurrent.linear import path_sums
+from treespec.hf.recurrent.nodes import TreeNodes
 from treespec.hf.recurrent.scorer import StateScorer
 from treespec.protocols import Capability
 
@@ -120,6 +125,56 @@ def test_an_error_within_a_step_leaves_states_as_they_were(name):
     scorer.commit([(), ()])
     found = scorer.extend(prompts(2, 1, seed=5), ROOT).logits[:, 0]
     assert (found - logits_of(model, texts(prompts(2, 1, seed=5)))).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("num_errors", [1, 2])
+def test_an_error_behind_a_step_loses_nothing_silently(name, num_errors):
+    model = build(name)
+    scorer, first, errors = started(model), prompts(2, 1, seed=4), iter(range(num_errors))
+    scorer.extend(first, ROOT)
+
+    def fail(*_):
+        if next(errors, None) is not None:
+            raise RuntimeError("out of order")
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="out of order"):
+        scorer.extend(prompts(2, 2, seed=5), torch.tensor([[0, 0]] * 2))
+    handle.remove()
+    if num_errors == 2:  # The step could not be scored again.
+        with pytest.raises(TreespecError, match="outside the 0 scored ones"):
+            scorer.commit([(0,), (0,)])
+        return
+    scorer.commit([(0,), (0,)])
+    found = scorer.extend(prompts(2, 1, seed=6), ROOT).logits[:, 0]
+    assert (found - logits_of(model, texts(first, prompts(2, 1, seed=6)))).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_memory_for_the_states_of_before_is_said(name, monkeypatch):
+    model = build(name)
+    speculation, kept = TreeSpeculation(TokenRecycling(), tree=1), StateLayer.keep
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(prompts(1, 9), **options)
+    calls = iter(range(1, 100))
+
+    def keep(layer):
+        if next(calls) == 2:
+            raise torch.OutOfMemoryError("no memory")
+        kept(layer)
+
+    monkeypatch.setattr(StateLayer, "keep", keep)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        model.generate(prompts(1, 9), **options, custom_generate=speculation)
+    assert model.generate(prompts(1, 9), **options, custom_generate=speculation).equal(plain)
+
+
+def test_autocast_rounds_no_sums_of_log_decays():
+    nodes = TreeNodes(torch.arange(-1, 47)[None], 48, torch.device("cpu"), False)
+    decays = torch.rand(1, 2, 48, 1, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(path_sums(nodes, decays), decays.cumsum(2))
 
 
 def test_scorers_whose_trees_grow_from_steps_take_no_more(monkeypatch):

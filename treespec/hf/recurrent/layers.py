@@ -85,8 +85,8 @@ class StateLayer(LinearAttentionLayer):
             states.update({number: None if state is None else state.clone() for number, state in states.items()})
 
     def take_back(self, is_taken_back: Sequence[bool]) -> None:
-        """Give these rows the states that they had before the step; the others keep theirs."""
-        for states, before in zip(self._states, self._kept, strict=True) if any(is_taken_back) else ():
+        """Give these rows the states that they had before the step, if any were kept; the others have theirs."""
+        for states, before in zip(self._states, self._kept, strict=False) if any(is_taken_back) else ():
             for number, state in states.items():
                 if state is not None:
                     chosen = torch.tensor(is_taken_back, device=state.device).reshape(-1, *[1] * (state.ndim - 1))

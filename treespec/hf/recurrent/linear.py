@@ -51,8 +51,9 @@ class LinearNodes(NamedTuple):
 
 
 def path_sums(nodes: TreeNodes, log_decays: Float[Tensor, "B A N c"]) -> Float[Tensor, "B A N c"]:
-    """The sums of all pending nodes' log decays along their paths."""
-    return nodes.ancestors.to(log_decays).unsqueeze(1) @ log_decays
+    """The sums of all pending nodes' log decays along their paths, which autocast must not round."""
+    with torch.autocast(log_decays.device.type, enabled=False):
+        return nodes.ancestors.to(log_decays).unsqueeze(1) @ log_decays
 
 
 def path_products(

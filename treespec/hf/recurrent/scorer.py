@@ -101,9 +101,17 @@ class StateScorer(TreeScorer):
             return super().extend(tokens, parents)
         # What a tree reads of its first node is gone: it is scored again, with the others.
         self._check_nodes(tokens, parents, len(self._step))
-        tokens, self._takes_steps = torch.cat([self._step.to(tokens.device), tokens], 1), False
-        self.commit([()] * len(tokens))
-        scores = super().extend(tokens, torch.nn.functional.pad(parents, (1, 0), value=-1))
+        step, nothing, self._takes_steps = self._step.to(tokens.device), [()] * len(tokens), False
+        self.commit(nothing)
+        try:
+            scores = super().extend(torch.cat([step, tokens], 1), torch.nn.functional.pad(parents, (1, 0), value=-1))
+        except BaseException:
+            self.commit(nothing)
+            try:
+                super().extend(step, torch.full_like(step, -1))  # The step is pending as before.
+            except RuntimeError:
+                self.commit(nothing)
+            raise
         return Scores(scores.logits[:, 1:], {layer: states[:, 1:] for layer, states in scores.hidden_states.items()})
 
     @torch.no_grad()
@@ -134,9 +142,9 @@ class StateScorer(TreeScorer):
     def _stepping(self, tokens: Int[Tensor, "B 1"]) -> Iterator[None]:
         """Inside layers go on by themselves; after an error they have the states of before."""
         self._step = tokens
-        for layer in self._layers:
-            layer.keep()
         try:
+            for layer in self._layers:
+                layer.keep()
             yield
         except BaseException:
             self._end_step([True] * len(tokens))
