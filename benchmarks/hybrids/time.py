@@ -29,7 +29,10 @@ def times(model: PreTrainedModel, num_rounds: int, seed: int, has_chunks_of_n: b
     generator = torch.Generator().manual_seed(seed)
     prompt = torch.randint(3, 512, (1, CONTEXT), generator=generator)
     scorer, own = StateScorer(model), own_passes(model, prompt)
-    scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
+    scorer.prefill(prompt[:, :-1], torch.ones_like(prompt[:, :-1], dtype=torch.bool))
+    # Behind a prompt alone a pass over one node would be a tree's, not the model's own step.
+    scorer.extend(prompt[:, -1:], torch.tensor([[-1]]))
+    scorer.commit([(0,)])
     found: dict[str, Any] = {}
     for size in NUM_NODES:
         tokens = torch.randint(3, 512, (1, size), generator=generator)
