@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from helpers.rounds import Game, recurrent_states
 from helpers.zoo import ARCHITECTURES, build, prompts
 
 from treespec import TokenRecycling, TreeSpeculation
-from treespec.errors import TreespecError
+from treespec.errors import TreespecError, TreespecWarning
 from treespec.hf.models.capability import keeps_states
+from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.recurrent import scorer as scorer_file
 from treespec.hf.recurrent.layers import StateLayer
 from treespec.hf.recurrent.linear import path_sums
@@ -156,7 +159,7 @@ def test_no_memory_for_the_states_of_before_is_said(name, monkeypatch):
     model = build(name)
     speculation, kept = TreeSpeculation(TokenRecycling(), tree=1), StateLayer.keep
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    plain = model.generate(prompts(1, 9), **options)
+    plain = model.generate(prompts(1, 9), **options, custom_generate=speculation)  # Checks of the first use are over.
     calls = iter(range(1, 100))
 
     def keep(layer):
@@ -168,6 +171,23 @@ def test_no_memory_for_the_states_of_before_is_said(name, monkeypatch):
     with pytest.raises(torch.OutOfMemoryError, match="no memory"):
         model.generate(prompts(1, 9), **options, custom_generate=speculation)
     assert model.generate(prompts(1, 9), **options, custom_generate=speculation).equal(plain)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_steps_that_leave_wrong_states_are_found_at_the_first_use(name, monkeypatch):
+    """As a package for fast kernels might."""
+    stepping = StateScorer._stepping
+
+    @contextmanager
+    def leaving_wrong_states(scorer, tokens):
+        with stepping(scorer, tokens):
+            yield
+        for state in recurrent_states(scorer.cache):
+            state.mul_(1.5)
+
+    monkeypatch.setattr(StateScorer, "_stepping", leaving_wrong_states)
+    with pytest.warns(TreespecWarning, match="tree logits differ from path logits"):
+        assert make_scorer(build(name)).capability != Capability.TREE
 
 
 def test_autocast_rounds_no_sums_of_log_decays():

@@ -74,7 +74,7 @@ def _check(facts: ModelFacts, attempts: Sequence[Attempt], is_static: bool) -> D
     (first, make), least = attempts[0], least_tolerance(facts, facts.dtype)
     with suppress(TreespecError, RuntimeError, ValueError, TypeError, LookupError, AttributeError):
         scorer = make(max_cache_len=2 * MAX_CHECKED_WINDOW if is_static else None)
-        error = _largest_error(facts, scorer, check_prompt(facts), ROUNDS[first])
+        error = _largest_error(facts, scorer, check_prompt(facts), rounds_of(facts, first))
         if error <= least:
             return Detection(first, "", least, {first: error})
     return single_tokens_only(facts) or self_check(facts, attempts, is_static)
@@ -95,7 +95,7 @@ def self_check(model: PreTrainedModel | ModelFacts, attempts: Sequence[Attempt],
         for capability, make in attempts:
             name = capability.name.lower()
             try:
-                error = _largest_error(facts, make(max_cache_len=num_slots), prompt, ROUNDS[capability])
+                error = _largest_error(facts, make(max_cache_len=num_slots), prompt, rounds_of(facts, capability))
             except torch.OutOfMemoryError:
                 raise
             except (TreespecError, RuntimeError, ValueError, TypeError, LookupError, AttributeError) as failure:
@@ -114,6 +114,11 @@ def self_check(model: PreTrainedModel | ModelFacts, attempts: Sequence[Attempt],
     if Capability.PLAIN in errors and not is_static:
         raise UnsupportedModelError(f"{facts.name} decodes wrongly from a transformers cache: {reasons[-1]}")
     return Detection(Capability.PLAIN, "; ".join(reasons), tolerance, errors)
+
+
+def rounds_of(facts: ModelFacts, capability: Capability) -> tuple[Round, ...]:
+    """The rounds of a capability; where states are kept also single nodes, which are the model's own steps there."""
+    return ROUNDS[capability] + (ROUNDS[Capability.PLAIN] if keeps_states(facts.model) else ())
 
 
 def check_prompt(facts: ModelFacts) -> Int[Tensor, "1 P"]:
