@@ -70,16 +70,16 @@ def test_prompts_and_steps_use_the_packages(name, monkeypatch):
     scorer, ids = StateScorer(model), prompts(2, 20)
     num_layers = sum(isinstance(layer, StateLayer) for layer in scorer.cache.layers)
     scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
-    # Kimi's three convolutions are one call in some versions.
-    assert calls.pop("causal_conv1d_fn") % num_layers == 0
-    assert calls == dict.fromkeys(recurrences[:1], num_layers)
+    # Kimi's three convolutions are one call in some versions, and Zamba scans head by head.
+    assert calls.keys() == {"causal_conv1d_fn", *recurrences[:1]}
+    assert all(count % num_layers == 0 for count in calls.values())
     calls.clear()
     scorer.extend(prompts(2, 3, seed=1), torch.tensor([[-1, 0, 0]] * 2))
     scorer.commit([(0, 2), (0,)])
     assert not calls
     scorer.extend(prompts(2, 1, seed=2), torch.tensor([[-1]] * 2))
-    assert calls.pop("causal_conv1d_update") % num_layers == 0
-    assert calls == dict.fromkeys(recurrences[1:], num_layers)
+    assert calls.keys() == {"causal_conv1d_update", *recurrences[1:]}
+    assert all(count % num_layers == 0 for count in calls.values())
 
 
 @every(RECURRENCES)
