@@ -89,10 +89,11 @@ class Kernels:
         if list(kinds) == [PLAIN]:
             restore(self._model)  # The way through a plan takes small layers some per cent of their time.
             self.state = "PyTorch's, which are the fastest for its layers"
-        else:
-            self.state = f"treespec's for CPUs ({', '.join(kinds)})" if plan else KEPT
-        if plan:
+        elif plan:
+            self.state = f"treespec's for CPUs ({', '.join(kinds)})"
             _own.add(self._model)
+        else:
+            self.state = KEPT
         for head in self._heads:
             with suppress(TreespecError):  # Without a compiler it runs as it is.
                 optimize(head, dtype=torch.int8 if next(head.parameters()).dtype == torch.float32 else None)
