@@ -103,9 +103,12 @@ def adapt(
         config: of the training; its kind, sizes and `start` are replaced by the head's. Default: ten minutes.
         answers: to every prompt.
         max_length: of prompt and answer together, in tokens.
-        name, command: see `train`.
+        name: see `train`.
+        command: see `train`.
         on_written: called with numbers of tokens that the target wrote.
-        on_tokens, on_step, on_evaluation: see `train`.
+        on_tokens: see `train`.
+        on_step: see `train`.
+        on_evaluation: see `train`.
 
     Raises:
         ConfigError: fewer than twenty different prompts, or one that leaves no room for an answer of 32 tokens; others

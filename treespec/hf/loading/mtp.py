@@ -42,8 +42,9 @@ def load_mtp(
             layers were trained for, by `treespec train`, else all. A large vocabulary makes the output layer the
             longest part of a draft pass.
         max_length: see `Eagle3`.
-        is_target_normed, is_own_normed: the layers read the target's state and, deeper in a draft, their own output
-            after its last norm; False: before it, for a checkpoint that was trained so.
+        is_target_normed: the layers read the target's state after its last norm; False: before it, for a checkpoint
+            that was trained so.
+        is_own_normed: the same of their own output, which they read deeper in a draft.
 
     Raises:
         CheckpointError: there are no files, no MTP layers in them, or layers of another model or an unknown layout.
