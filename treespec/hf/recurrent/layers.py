@@ -94,6 +94,11 @@ class StateLayer(LinearAttentionLayer):
         self._kept = []
 
     @property
+    def kept_of_nodes(self) -> list[Any]:
+        """Inputs of convolutions, and `ScoredNodes`, of the pending nodes."""
+        return [*self._inputs.values(), *self._scans]
+
+    @property
     def _states(self) -> list[dict[int, Tensor | None]]:
         return [self.conv_states, self.recurrent_states]
 

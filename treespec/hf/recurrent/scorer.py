@@ -82,6 +82,11 @@ class StateScorer(TreeScorer):
         """What plain passes can continue from; None: the model keeps its states elsewhere."""
         return self._whole if self._own is None or self._own.is_continued else None
 
+    @property
+    def kept_of_nodes(self) -> list[Any]:
+        """What the layers with states keep of the pending nodes until the commit: tensors in lists and tuples."""
+        return [layer.kept_of_nodes for layer in self._layers]
+
     @torch.no_grad()
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
         """See `TreeScorer`; columns that are padding in every row are computed, as plain `generate` does."""
