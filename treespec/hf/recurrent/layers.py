@@ -67,6 +67,7 @@ class StateLayer(LinearAttentionLayer):
     def __init__(self, number_of_states: int = 1, **kwargs: Any) -> None:
         super().__init__(number_of_states=number_of_states, **kwargs)
         self._has_states: dict[int, bool] = {}
+        self._kept: list[dict[int, Tensor | None]] = []
         self._drop_nodes()
 
     def begin(self, tree_pass: TreePass) -> None:
@@ -174,7 +175,6 @@ class StateLayer(LinearAttentionLayer):
 
     def _drop_nodes(self) -> None:
         self._pass: TreePass | None = None
-        self._kept: list[dict[int, Tensor | None]] = []
         self._num_scans = self._num_axes = self._scan_axes = 0
         self._inputs: dict[int, Tensor] = {}
         self._scans: list[ScoredNodes] = []
