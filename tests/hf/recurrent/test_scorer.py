@@ -10,8 +10,9 @@ from itertools import product
 
 import pytest
 import torch
+from helpers.hybrids import SERVED, SizedTrees
 from helpers.rounds import Game, cache_error, recurrent_states
-from helpers.zoo import ARCHITECTURES, BY_NAME, VOCAB_SIZE, Architecture, build, prompts
+from helpers.zoo import BY_NAME, RWKV, VOCAB_SIZE, Architecture, build, prompts
 from transformers import DynamicCache, PreTrainedModel
 
 import treespec
@@ -19,7 +20,6 @@ from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
 from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf import make_scorer
 from treespec.hf.introspect import CACHE_NAME, model_facts
-from treespec.hf.models.capability import keeps_states
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.recurrent import operators
 from treespec.hf.recurrent.own_states import own_states
@@ -41,11 +41,6 @@ from treespec.testing import (
 from treespec.verification import RULES
 
 TOLERANCE = 1e-4
-SERVED = [
-    architecture
-    for architecture in ARCHITECTURES
-    if architecture.capability == Capability.TREE and keeps_states(build(architecture))
-]
 KINDS = ("lfm2", "qwen3_5_text", "kimi_linear", "bamba", "jamba", "minimax", "recurrent_gemma")
 """One architecture of each kind: convolutions alone, delta rules with decays per head and channel, Mamba-2 and 1,
 lightning attention, RG-LRU."""
@@ -260,19 +255,40 @@ def test_draft_models_with_states_grow_trees(name):
     assert speculation.stats.mean_acceptance_length > 3  # The draft model is the target.
 
 
+SIZES = (4, 16, 48)
+"""Nodes of trees."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", SERVED, ids=str)
-@pytest.mark.parametrize("num_nodes", [4, 16, 48])
-def test_long_greedy_texts_equal_generate(architecture: Architecture, num_nodes: int):
-    """Batches of one and three with padding, trees in which the true continuation is at random ranks."""
+@pytest.mark.parametrize("architecture", [*SERVED, RWKV], ids=str)
+@pytest.mark.parametrize("padding", [(0,), (0, 5, 12)], ids=["one text", "three padded"])
+def test_long_greedy_texts_equal_generate(architecture: Architecture, padding: tuple[int, ...]):
+    """Trees in which the true continuation is the path to a random node."""
+    model, is_alone = build(architecture), architecture is RWKV
+    mask = torch.arange(30) >= torch.tensor([0] * len(padding) if is_alone else padding).unsqueeze(1)
+    ids = prompts(len(padding), 30).masked_fill(~mask, 0)
+    # Rows of RWKV are as each is alone.
+    parts = zip(ids.split(1), mask.split(1), strict=True) if is_alone else [(ids, mask)]
+    plain = [row for texts, valid in parts for row in plain_texts(model, texts, 100, valid)]
+    for num_nodes in SIZES:
+        speculation = treespec.TreeSpeculation(SizedTrees(plain, num_nodes), tree=BestFirst(num_nodes))
+        options = {"attention_mask": mask.long(), "max_new_tokens": 100, **OPTIONS}
+        out = model.generate(ids, **options, custom_generate=speculation)
+        assert out[:, 30:].tolist() == plain, num_nodes
+        stats = speculation.stats
+        assert any(rank > 0 for rank in stats.num_accepted_at_rank)
+        assert len(stats.num_drafted_at_node) == num_nodes - 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [*SERVED, RWKV], ids=str)
+@pytest.mark.parametrize("num_nodes", SIZES)
+def test_logits_of_trees_are_those_of_paths(architecture: Architecture, num_nodes: int):
+    """Trees of this size at most in every row, behind texts and committed paths, with padding but for RWKV."""
     model = build(architecture)
-    for padding in ([0], [0, 5, 12]):
-        mask = torch.arange(30) >= torch.tensor(padding).unsqueeze(1)
-        ids = prompts(len(padding), 30, seed=num_nodes).masked_fill(~mask, 0)
-        drafter = Planted(plain_texts(model, ids, 100, mask), VOCAB_SIZE, 4)
-        speculation = treespec.TreeSpeculation(drafter, tree=BestFirst(num_nodes))
-        check_identity(model, ids, mask, 100, speculation)
-        assert any(rank > 0 for rank in speculation.stats.num_accepted_at_rank)
+    game = Game(model, make_scorer(model), [26] * 3 if architecture is RWKV else [26, 21, 14], seed=num_nodes)
+    assert game.play(4, max_nodes=num_nodes, num_passes=1) <= TOLERANCE
+    assert game.cache_error() <= TOLERANCE
 
 
 @torch.no_grad()
@@ -339,10 +355,14 @@ def test_joint_distribution_is_the_targets(name):
     assert g_test(Counter(map(tuple, out[:, 8:].tolist())), exact) > 1e-4
 
 
-BY_RULE = [("qwen3_5_text", rule) for rule in RULES if RULES[rule].is_lossless and rule != "traversal"]
+BY_RULE = [
+    pytest.param(name, rule, marks=() if rule == "traversal" or name == "qwen3_5_text" else pytest.mark.slow)
+    for name, rule in product([*KINDS, "rwkv"], RULES)
+    if RULES[rule].is_lossless
+]
 
 
-@pytest.mark.parametrize(("name", "rule"), [*((name, "traversal") for name in [*KINDS, "rwkv"]), *BY_RULE])
+@pytest.mark.parametrize(("name", "rule"), BY_RULE)
 @torch.no_grad()
 def test_joint_distribution_is_the_targets_by_enumeration(name, rule):
     """All drafts and all coins: trees of samples, without replacement where it can be, behind a committed path."""

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from helpers.hybrids import SERVED
 from helpers.rounds import Game, recurrent_states
-from helpers.zoo import ARCHITECTURES, build, prompts
+from helpers.zoo import build, prompts
 
 from treespec import TokenRecycling, TreeSpeculation
 from treespec.errors import TreespecError, TreespecWarning
-from treespec.hf.models.capability import keeps_states
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.recurrent import scorer as scorer_file
 from treespec.hf.recurrent.layers import StateLayer
@@ -22,11 +22,6 @@ from treespec.protocols import Capability
 
 TOLERANCE = 1e-4
 KINDS = ("lfm2", "qwen3_next", "kimi_linear", "falcon_h1", "mamba")
-SERVED = [
-    architecture
-    for architecture in ARCHITECTURES
-    if architecture.capability == Capability.TREE and keeps_states(build(architecture))
-]
 ROOT = torch.tensor([[-1], [-1]])
 
 
