@@ -1,6 +1,6 @@
 """Models with states: rounding of tree passes by depth, times of passes, whole texts by trees, chains and plain.
 
-    python -m benchmarks.hybrids error     # four minutes
+    python -m benchmarks.hybrids error     # ten minutes
     python -m benchmarks.hybrids time      # three minutes
     python -m benchmarks.hybrids chunks    # a minute
     python -m benchmarks.hybrids whole     # three minutes
@@ -75,7 +75,7 @@ MEASURES: dict[str, Callable[[int, int, int, int], dict[str, Any]]] = {
     "chunks": time.measure_chunks,
     "whole": whole.measure,
 }
-USUAL = {"error": (256, 4, 32), "time": (1024, 4, 8), "chunks": (1024, 4, 8), "whole": (768, 12, 8)}
+USUAL = {"error": (256, 4, 64), "time": (1024, 4, 8), "chunks": (1024, 4, 8), "whole": (768, 12, 8)}
 """Hidden size, layers, and rounds or texts."""
 
 
