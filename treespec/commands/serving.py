@@ -7,7 +7,7 @@ and tools are theirs. Requests for a model are served one after the other, as th
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any
 
 from torch import Tensor
@@ -156,7 +156,7 @@ class Responses(WithMetrics, ResponseHandler):
         response.body_iterator = self._with_metrics(request_id, response.body_iterator)
         return response
 
-    async def _with_metrics(self, request_id: str, texts: AsyncIterator[Any]) -> AsyncIterator[str]:
+    async def _with_metrics(self, request_id: str, texts: AsyncIterable[Any]) -> AsyncIterator[str]:
         async for text in texts:
             if COMPLETED in text:  # Quotes in texts are escaped.
                 event = json.loads(text.removeprefix("data: "))
