@@ -194,7 +194,7 @@ def test_autocast_rounds_no_sums_of_log_decays():
     nodes = TreeNodes(torch.arange(-1, 47)[None], 48, torch.device("cpu"), False)
     decays = torch.rand(1, 2, 48, 1, generator=torch.Generator().manual_seed(0))
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(path_sums(nodes, decays), decays.cumsum(2))
+        torch.testing.assert_close(path_sums(nodes, decays), decays.double().cumsum(2))
 
 
 def test_scorers_whose_trees_grow_from_steps_take_no_more(monkeypatch):
