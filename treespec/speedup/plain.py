@@ -7,16 +7,19 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.generation.streamers import BaseStreamer
 
 from treespec.engine.ranks import Alone
 from treespec.engine.stats import SpeculationStats
 from treespec.hf.evaluation import evaluation_mode
 from treespec.hf.generation.call import Call
+from treespec.hf.generation.decode import criteria_of
+from treespec.hf.generation.progress import Streaming
 from treespec.policies import Control
 
 MEMORY, LEAST_TOKENS = 0.3, 8
@@ -78,10 +81,27 @@ class Ways:
 
 def can_be_plain(call: Call) -> bool:
     """Whether a call asks for nothing that speculation alone has, and no other process waits for its passes."""
-    wanted = (call.streamer, call.stop_strings, call.seed, call.trace, call.compiled)
+    wanted = (call.seed, call.trace, call.compiled)
     is_wanting = call.record_steps or call.progress or any(option is not None for option in wanted)
     is_special = call.config.return_dict_in_generate or call.has_filled_cache or bool(call.state_layers)
+    if call.stop_strings is not None and call.num_rows > 1:  # Padding after a stop would count as tokens.
+        return False
     return isinstance(call.policy, Control) and not (is_wanting or is_special) and isinstance(call.facts.ranks, Alone)
+
+
+class PlainStreaming(Streaming, BaseStreamer):
+    """What transformers' own decoding of one row streams to. The caller ends the stream, after the statistics."""
+
+    def put(self, value: Tensor) -> None:
+        self.on_tokens(0, value.tolist())
+
+    def end(self) -> None:
+        pass
+
+
+def streamed(call: Call) -> AbstractContextManager[BaseStreamer | None]:
+    """Puts the prompt into a call's streamer, if there is one, and gives what takes the tokens."""
+    return nullcontext() if call.streamer is None else PlainStreaming(call.streamer, call.input_ids)
 
 
 def decode_plainly(call: Call) -> tuple[Tensor, SpeculationStats]:
@@ -90,9 +110,10 @@ def decode_plainly(call: Call) -> tuple[Tensor, SpeculationStats]:
     arguments = {**call.prompt.arguments, "use_cache": True}
     if call.cache is not None:
         arguments[call.facts.cache_argument] = call.cache
+    prepared = call.input_ids, call.processors, criteria_of(call), call.config
     start = time.perf_counter()
-    with evaluation_mode(model):
-        out = model._sample(call.input_ids, call.processors, call.criteria, call.config, **arguments)
+    with evaluation_mode(model), streamed(call) as streamer:
+        out = model._sample(*prepared, streamer=streamer, **arguments)
     new = out[:, call.num_prompt :].cpu()  # On accelerators this waits for the output.
     ends = torch.isin(new, torch.tensor(call.end_tokens, dtype=new.dtype, device="cpu"))
     num_emitted = int((ends.cumsum(1) - ends.long() == 0).sum())
