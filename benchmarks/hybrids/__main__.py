@@ -34,7 +34,8 @@ def error_tables(found: dict[str, Any]) -> list[Table]:
                 by_way = dtypes[dtype][reference]
                 rows += [[kind, way, *(f"{value:.1e}" for value in by_way[way])] for way in ways]
                 trees, own = (torch.tensor(by_way[way]) for way in error.WAYS[:2])
-                rows.append([kind, "tree / whole text", *(f"{value:.2f}" for value in (trees / own).tolist())])
+                ratios = [f"{ratio:.2f}".replace("nan", "no difference") for ratio in (trees / own).tolist()]
+                rows.append([kind, "tree / whole text", *ratios])
             tables.append((title, ["recurrence", "pass", *depths], rows))
     return tables
 
