@@ -25,20 +25,22 @@ from treespec.policies import Control
 MEMORY, LEAST_TOKENS = 0.3, 8
 """The weight of a call among those before it, and the tokens of a call that counts."""
 LOSS, LEAST_CALLS = 0.01, 4
-"""The share of the time that trying the slower way again may cost, and the calls between two tries at least."""
+"""The share of the time that trying the slower way again may cost, and the calls between two tries at least; at first
+they are fewer than that share allows, doubled at every try."""
 
 
 class FasterWay:
     """Which way decodes the next call, by the seconds per token of earlier calls with as many rows.
 
-    Speculation comes first. Where its steps bring less than the time of its passes alone would have brought in plain
-    decoding, a call is decoded plainly; then the faster way is taken, and the slower one tried again now and then.
+    Speculation comes first, and its first call, which makes what is made once, does not count. Where its steps bring
+    less than the time of its passes alone would have brought in plain decoding, a call is decoded plainly; then the
+    faster way is taken, and the slower one tried again now and then.
     """
 
     def __init__(self) -> None:
         self._seconds: dict[bool, float] = {}  # Per token, by whether it was plain.
-        self._num_since = 0
-        self._is_slow = False
+        self._num_since, self._wait = 0, LEAST_CALLS
+        self._is_slow = self._is_warm = False
 
     @property
     def is_plain(self) -> bool:
@@ -47,18 +49,24 @@ class FasterWay:
             return self._is_slow
         faster = self._seconds[True] < self._seconds[False]
         loss = self._seconds[not faster] / self._seconds[faster] - 1
-        is_due = self._num_since >= max(LEAST_CALLS, math.ceil(loss / LOSS))
+        is_due = self._num_since >= min(self._wait, max(LEAST_CALLS, math.ceil(loss / LOSS)))
         return faster != is_due
 
     def learn(self, is_plain: bool, seconds: float, stats: SpeculationStats, num_rows: int) -> None:
         """Count a call that took `seconds`."""
         num_tokens = stats.num_emitted_tokens / num_rows
-        if num_tokens < LEAST_TOKENS:
+        was_warm, self._is_warm = self._is_warm, True
+        if num_tokens < LEAST_TOKENS or not was_warm:
             return
-        before = self._seconds.get(is_plain, seconds / num_tokens)
-        self._seconds[is_plain] = before + MEMORY * (seconds / num_tokens - before)
-        is_faster = len(self._seconds) < 2 or self._seconds[is_plain] <= self._seconds[not is_plain]
-        self._num_since = self._num_since + 1 if is_faster else 0
+        now = seconds / num_tokens
+        before, other = self._seconds.get(is_plain, now), self._seconds.get(not is_plain, math.inf)
+        # The slower way, tried again, is what it is now: how it was may be long ago, or was one busy moment.
+        was_slower = before > other
+        self._seconds[is_plain] = now if was_slower else before + MEMORY * (now - before)
+        is_slower = self._seconds[is_plain] > other
+        self._num_since = 0 if was_slower or is_slower else self._num_since + 1
+        if was_slower:
+            self._wait = 2 * self._wait if is_slower else LEAST_CALLS
         if not is_plain:
             own = sum(stats.seconds.values()) - stats.seconds["prefill"]
             self._is_slow = stats.block_efficiency * stats.seconds["target"] < own
