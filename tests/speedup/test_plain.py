@@ -38,6 +38,14 @@ def test_plain_decoding_is_tried_only_where_steps_bring_too_little():
     assert not way.is_plain
 
 
+def test_prompts_do_not_count():
+    way, long = warm(), stats(1.0)
+    long.seconds["prefill"] = 50.0
+    way.learn(False, 2.0, stats(1.5), 1)
+    way.learn(True, 51.0, long, 1)
+    assert way.is_plain
+
+
 def test_the_slower_way_is_tried_again_when_it_costs_little():
     way, tried = warm(), []
     for _ in range(200):
@@ -88,6 +96,7 @@ def test_output_is_that_of_generate(model, always_plain, do_sample):
         emitted = sum(row.index(7) + 1 if 7 in row else len(row) for row in rows)
         assert speculation.stats.num_emitted_tokens == speculation.stats.num_drafts == emitted
         assert speculation.stats.num_target_passes == len(rows[0])
+        assert speculation.stats.seconds["prefill"] > 0
         assert "1.00 per pass" in str(speculation)
         assert treespec.diagnose(speculation).num_tokens == emitted
     finally:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from treespec.engine.ranks import Alone
@@ -30,7 +31,7 @@ they are fewer than that share allows, doubled at every try."""
 
 
 class FasterWay:
-    """Which way decodes the next call, by the seconds per token of earlier calls with as many rows.
+    """Which way decodes the next call, by the seconds per token, after the prompt, of earlier calls with as many rows.
 
     Speculation comes first, and its first call, which makes what is made once, does not count. Where its steps bring
     less than the time of its passes alone would have brought in plain decoding, a call is decoded plainly; then the
@@ -54,11 +55,11 @@ class FasterWay:
 
     def learn(self, is_plain: bool, seconds: float, stats: SpeculationStats, num_rows: int) -> None:
         """Count a call that took `seconds`."""
-        num_tokens = stats.num_emitted_tokens / num_rows
+        num_tokens = stats.num_emitted_tokens / num_rows - is_plain  # Plain decoding's first one is the prompt's.
         was_warm, self._is_warm = self._is_warm, True
         if num_tokens < LEAST_TOKENS or not was_warm:
             return
-        now = seconds / num_tokens
+        now = (seconds - stats.seconds["prefill"]) / num_tokens
         before, other = self._seconds.get(is_plain, now), self._seconds.get(not is_plain, math.inf)
         # The slower way, tried again, is what it is now: how it was may be long ago, or was one busy moment.
         was_slower = before > other
@@ -112,20 +113,35 @@ def streamed(call: Call) -> AbstractContextManager[BaseStreamer | None]:
     return nullcontext() if call.streamer is None else PlainStreaming(call.streamer, call.input_ids)
 
 
+class FirstToken:
+    """A stopping criterion that stops nothing, and notes when the first token was there."""
+
+    def __init__(self) -> None:
+        self._start, self.seconds = time.perf_counter(), 0.0
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        """See `transformers.StoppingCriteria`."""
+        if not self.seconds:
+            input_ids[0, -1].item()  # On accelerators this waits for the token.
+            self.seconds = time.perf_counter() - self._start
+        return input_ids.new_zeros(len(input_ids), dtype=torch.bool)
+
+
 def decode_plainly(call: Call) -> tuple[Tensor, SpeculationStats]:
     """What `model.generate` itself decodes, int64 [B, P + new], and what it took."""
     model: Any = call.model
     arguments = {**call.prompt.arguments, "use_cache": True}
     if call.cache is not None:
         arguments[call.facts.cache_argument] = call.cache
-    prepared = call.input_ids, call.processors, criteria_of(call), call.config
-    start = time.perf_counter()
+    start, first = time.perf_counter(), FirstToken()
+    prepared = call.input_ids, call.processors, StoppingCriteriaList([*criteria_of(call), first]), call.config
     with evaluation_mode(model), streamed(call) as streamer:
         out = model._sample(*prepared, streamer=streamer, **arguments)
     new = out[:, call.num_prompt :].cpu()  # On accelerators this waits for the output.
     ends = torch.isin(new, torch.tensor(call.end_tokens, dtype=new.dtype, device="cpu"))
     num_emitted = int((ends.cumsum(1) - ends.long() == 0).sum())
-    seconds = {"prefill": 0.0, "draft": 0.0, "target": time.perf_counter() - start, "verify": 0.0, "commit": 0.0}
+    target = time.perf_counter() - start - first.seconds
+    seconds = {"prefill": first.seconds, "draft": 0.0, "target": target, "verify": 0.0, "commit": 0.0}
     stats = SpeculationStats(
         num_drafts=num_emitted,
         num_emitted_tokens=num_emitted,
