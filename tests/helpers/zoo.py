@@ -95,7 +95,7 @@ _NO_LIMIT = {"time_step_min": 1e-9}
 """transformers' chunks limit step sizes, its single steps do not: uncached passes differ by that."""
 INDEXED = {"index_head_dim": 8, "index_n_heads": 4, "index_topk": 256}
 
-ARCHITECTURES: tuple[Architecture, ...] = (
+_KEYS_ONLY: tuple[Architecture, ...] = (
     # One attention over everything, rotary or learned positions.
     Architecture("llama"),
     Architecture("arcee"),
@@ -198,7 +198,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "no_rope_layers": [1, 0],
         },
     ),
-    # Recurrent and hybrid models.
+)
+
+STATEFUL: tuple[Architecture, ...] = (
     Architecture("bamba", _MAMBA | {"attn_layer_indices": [1]}),
     Architecture("falcon_h1", _MAMBA | {"mamba_d_ssm": 64}),
     Architecture(
@@ -264,6 +266,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     # States elsewhere than in a transformers cache of the common kind; `RWKV` has them too.
     Architecture("minimax", _EXPERTS | _HEADS | {"layer_types": _HYBRID["layer_types"][::-1], "block_size": 16}),
     Architecture("recurrent_gemma", {"num_hidden_layers": 3, "attention_window_size": WINDOW}),
+)
+"""Recurrent and hybrid models, scored by trees."""
+
+ARCHITECTURES = (
+    *_KEYS_ONLY,
+    *STATEFUL,
     # States of other kinds: chains by snapshot and replay.
     Architecture("glm_moe_dsa", MLA | INDEXED, Capability.CHAIN),
 )

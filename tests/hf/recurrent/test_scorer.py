@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 import torch
 from helpers.rounds import Game, cache_error, recurrent_states
-from helpers.zoo import ARCHITECTURES, BY_NAME, VOCAB_SIZE, Architecture, build, prompts
+from helpers.zoo import BY_NAME, STATEFUL, VOCAB_SIZE, Architecture, build, prompts
 from transformers import DynamicCache, PreTrainedModel
 
 import treespec
@@ -19,7 +19,6 @@ from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
 from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf import make_scorer
 from treespec.hf.introspect import CACHE_NAME, model_facts
-from treespec.hf.models.capability import keeps_states
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.recurrent import operators
 from treespec.hf.recurrent.own_states import own_states
@@ -41,11 +40,6 @@ from treespec.testing import (
 from treespec.verification import RULES
 
 TOLERANCE = 1e-4
-SERVED = [
-    architecture
-    for architecture in ARCHITECTURES
-    if architecture.capability == Capability.TREE and keeps_states(build(architecture))
-]
 KINDS = ("lfm2", "qwen3_5_text", "kimi_linear", "bamba", "jamba", "minimax", "recurrent_gemma")
 """One architecture of each kind: convolutions alone, delta rules with decays per head and channel, Mamba-2 and 1,
 lightning attention, RG-LRU."""
@@ -68,7 +62,7 @@ def is_same(scorer: StateScorer, states: list[torch.Tensor]) -> bool:
 
 
 def test_at_least_twelve_architectures_are_served():
-    assert len(SERVED) >= 12
+    assert len(STATEFUL) >= 12
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -261,7 +255,7 @@ def test_draft_models_with_states_grow_trees(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", SERVED, ids=str)
+@pytest.mark.parametrize("architecture", STATEFUL, ids=str)
 @pytest.mark.parametrize("num_nodes", [4, 16, 48])
 def test_long_greedy_texts_equal_generate(architecture: Architecture, num_nodes: int):
     """Batches of one and three with padding, trees in which the true continuation is at random ranks."""
@@ -378,7 +372,7 @@ def test_random_options(seed):
     """Architecture, rows, padding, tree, drafter, processors, rule and stopping at random."""
     choice = random.Random(seed)
     for _ in range(10):
-        model = build(choice.choice(SERVED))
+        model = build(choice.choice(STATEFUL))
         pads = [0, *(choice.randrange(6) for _ in range(choice.randrange(3)))]
         mask = torch.arange(12) >= torch.tensor(pads).unsqueeze(1)
         ids = prompts(len(pads), 12, seed=choice.randrange(100)).masked_fill(~mask, 0)
