@@ -1,6 +1,6 @@
 """Models with states: rounding of tree passes by depth, times of passes, whole texts by trees, chains and plain.
 
-    python -m benchmarks.hybrids error     # a minute
+    python -m benchmarks.hybrids error     # ten minutes
     python -m benchmarks.hybrids time      # three minutes
     python -m benchmarks.hybrids chunks    # a minute
     python -m benchmarks.hybrids whole     # three minutes
@@ -24,15 +24,19 @@ Table = tuple[str, list[str], list[list[str]]]
 
 
 def error_tables(found: dict[str, Any]) -> list[Table]:
-    header = ["recurrence", "pass", *(f"depth {depth}" for depth in error.DEPTHS)]
+    depths = [f"depths {first} to {last}" for first, last in error.DEPTHS]
     tables: list[Table] = []
     for dtype in error.DTYPES:
-        rows = [
-            [kind, way, *(f"{value:.1e}" for value in dtypes[dtype][way])]
-            for kind, dtypes in found.items()
-            for way in error.WAYS
-        ]
-        tables.append((f"Largest error of the logits, {dtype}, in their standard deviations", header, rows))
+        for reference, ways in error.COMPARED.items():
+            title = f"Differences from {reference}, {dtype}, root mean square in standard deviations of the logits"
+            rows = []
+            for kind, dtypes in found.items():
+                by_way = dtypes[dtype][reference]
+                rows += [[kind, way, *(f"{value:.1e}" for value in by_way[way])] for way in ways]
+                trees, own = (torch.tensor(by_way[way]) for way in error.WAYS[:2])
+                ratios = [f"{ratio:.2f}".replace("nan", "no difference") for ratio in (trees / own).tolist()]
+                rows.append([kind, "tree / whole text", *ratios])
+            tables.append((title, ["recurrence", "pass", *depths], rows))
     return tables
 
 
@@ -73,7 +77,7 @@ MEASURES: dict[str, Callable[[int, int, int, int], dict[str, Any]]] = {
     "chunks": time.measure_chunks,
     "whole": whole.measure,
 }
-USUAL = {"error": (256, 4, 4), "time": (1024, 4, 8), "chunks": (1024, 4, 8), "whole": (768, 12, 8)}
+USUAL = {"error": (256, 4, 64), "time": (1024, 4, 8), "chunks": (1024, 4, 8), "whole": (768, 12, 8)}
 """Hidden size, layers, and rounds or texts."""
 
 

@@ -1,7 +1,8 @@
 """How much rounding a tree pass adds, by depth, compared with the model's own passes.
 
 One chain behind a prompt is scored by a tree pass, by the model's own pass over the whole text, and by its own passes
-over single tokens. Errors are largest differences from passes in float64, in standard deviations of the logits.
+over single tokens. Differences are root mean squares over logits, in standard deviations of the logits: from the
+passes over single tokens, which plain decoding makes, and from passes in float64.
 transformers computes recurrences in float32 whatever the model's dtype: in the reference these are float64 too.
 """
 
@@ -23,8 +24,12 @@ from treespec.hf.recurrent.scorer import StateScorer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 WAYS = ("tree", "whole text", "single tokens")
-PROMPT, DEPTHS = 40, (1, 4, 16, 48)
-Errors = dict[str, dict[str, list[float]]]
+PROMPT = 40
+DEPTHS = ((1, 4), (5, 16), (17, 48))
+"""First and last ones that are taken together: one depth of a few texts says little."""
+COMPARED = {"single tokens": WAYS[:2], "float64": WAYS}
+"""By reference the passes that are compared with it."""
+Errors = dict[str, dict[str, dict[str, list[float]]]]
 
 
 @contextmanager
@@ -54,25 +59,36 @@ def passes(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def errors(model: Any, num_texts: int, seed: int) -> Errors:
-    """By dtype and way the mean over texts of the largest error at each of `DEPTHS`."""
+    """By dtype, reference and way the differences at `DEPTHS`, over all texts."""
     exact: Any = deepcopy(model).double()
+    rounded: dict[str, Any] = {dtype: deepcopy(model).to(number) for dtype, number in DTYPES.items()}
     generator = torch.Generator().manual_seed(seed)
-    found: dict[str, dict[str, list[Tensor]]] = {dtype: {way: [] for way in WAYS} for dtype in DTYPES}
+    squares: dict[tuple[str, str, str], list[Tensor]] = {}
     for _ in range(num_texts):
-        ids = torch.randint(3, 512, (1, PROMPT + max(DEPTHS)), generator=generator)
+        ids = torch.randint(3, 512, (1, PROMPT + DEPTHS[-1][1]), generator=generator)
         with all_in_float64():
             expected = exact(ids, use_cache=False).logits[0, PROMPT:]
-        for dtype, number in DTYPES.items():
-            rounded: Any = deepcopy(model)
-            for way, logits in passes(rounded.to(number), ids).items():
-                found[dtype][way].append((logits.double() - expected).abs().amax(1) / expected.std())
-    at = torch.tensor(DEPTHS) - 1
+        for dtype, rounding in rounded.items():
+            logits = passes(rounding, ids) | {"float64": expected}
+            for reference, ways in COMPARED.items():
+                for way in ways:
+                    found = _mean_squares(logits[way], logits[reference])
+                    squares.setdefault((dtype, reference, way), []).append(found)
     return {
-        dtype: {way: torch.stack(texts).mean(0)[at].tolist() for way, texts in ways.items()}
-        for dtype, ways in found.items()
+        dtype: {
+            reference: {way: torch.stack(squares[dtype, reference, way]).mean(0).sqrt().tolist() for way in ways}
+            for reference, ways in COMPARED.items()
+        }
+        for dtype in DTYPES
     }
 
 
+def _mean_squares(logits: Tensor, others: Tensor) -> Tensor:
+    """The mean squares of the differences at `DEPTHS`, in variances of the logits."""
+    by_depth = (logits.double() - others.double()).square().mean(1) / others.double().var()
+    return torch.stack([by_depth[first - 1 : last].mean() for first, last in DEPTHS])
+
+
 def measure(size: int, num_layers: int, num_texts: int, seed: int) -> dict[str, Any]:
-    """By kind, dtype and way the errors at each depth."""
+    """By kind the errors."""
     return by_kind(partial(errors, num_texts=num_texts, seed=seed), KINDS, size, num_layers, seed)

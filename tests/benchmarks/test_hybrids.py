@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Cache
 
-from benchmarks.hybrids import models, time
+from benchmarks.hybrids import error, models, time
 from benchmarks.hybrids.__main__ import TABLES
 from treespec.hf.cache.growing import GrowingLayer
 from treespec.hf.recurrent import rg_lru
@@ -50,6 +50,18 @@ def test_times_in_chunks_of_as_many_tokens(monkeypatch):
     assert "in chunks of n" in title
     assert header == ["recurrence", "1", "3"]
     assert len(rows) == 3
+
+
+def test_rounding_of_tree_passes():
+    """In float32 as much as that of the model's own passes: a wrong logit would be thousands of times as much."""
+    found = models.by_kind(lambda model: error.errors(model, 2, 0), ["Mamba-2", "lightning attention"], *SIZES)
+    for dtypes in found.values():
+        for ways in dtypes["float32"].values():
+            assert all(0 < tree < 3 * own for tree, own in zip(ways["tree"], ways["whole text"], strict=True))
+    title, header, rows = TABLES["error"](found)[0]
+    assert "from single tokens, float32" in title
+    assert header[2:] == ["depths 1 to 4", "depths 5 to 16", "depths 17 to 48"]
+    assert [row[1] for row in rows] == 2 * ["tree", "whole text", "tree / whole text"]
 
 
 def test_kinds_that_are_not_served_are_named(monkeypatch, capsys):

@@ -17,6 +17,7 @@ pytest.importorskip("uvicorn")
 from treespec.commands import serve  # noqa: E402
 from treespec.engine.stats import SpeculationStats  # noqa: E402
 from treespec.errors import ConfigError  # noqa: E402
+from treespec.speedup import plain  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": "ab ab ab"}]
 TEMPLATE = (
@@ -86,6 +87,36 @@ def test_texts_without_a_template(served):
     assert answer.metrics["speculative_decoding"]["num_spec_steps"] > 0
     parts = list(client.completions.create(model=name, prompt="ab ab", max_tokens=8, temperature=0.0, stream=True))
     assert "".join(part.choices[0].text for part in parts) == answer.choices[0].text
+
+
+def test_responses_are_plain_and_carry_their_statistics(served):
+    client, name, plain, _ = served
+    options = {"model": name, "input": MESSAGES, "max_output_tokens": 24, "temperature": 0.0}
+    answer = client.responses.create(**options, stream=False)
+    assert answer.output_text == plain(24)
+    found = answer.metrics["speculative_decoding"]
+    assert found["num_spec_steps"] == sum(found["acceptance_histogram"]) > 0
+    events = list(client.responses.create(**options, stream=True))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == plain(24)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last = events[-1].response
+    assert last.output_text == plain(24)
+    assert last.usage.output_tokens == 24
+    assert last.metrics["speculative_decoding"]["num_spec_steps"] > 0
+    stream = client.responses.create(**options | {"max_output_tokens": 2000}, stream=True)
+    next(iter(stream))
+    stream.close()
+    assert client.responses.create(**options, stream=False).output_text == plain(24)
+
+
+def test_what_speculation_leaves_to_plain_decoding(served, monkeypatch):
+    monkeypatch.setattr(plain.FasterWay, "is_plain", True)
+    answer, chunks = ask(served), list(ask(served, stream=True))
+    texts = [answer.choices[0].message.content, "".join(chunk.choices[0].delta.content or "" for chunk in chunks)]
+    assert texts == [served[2](24)] * 2
+    for body in (answer, chunks[-1]):
+        found = body.metrics["speculative_decoding"]
+        assert (found["num_spec_steps"], found["num_draft_tokens"]) == (24, 0)
 
 
 def test_requests_at_once_and_of_other_settings(served):

@@ -22,6 +22,7 @@ DEEPSEEK = {
     "norm": "model.layers.{after}.shared_head.norm.weight",
     "block": "model.layers.{after}.",
 }
+BAILING = DEEPSEEK | {"norm": "model.layers.{after}.final_layernorm.weight"}
 QWEN = {
     "embedding_norm": "mtp.pre_fc_norm_embedding.weight",
     "hidden_norm": "mtp.pre_fc_norm_hidden.weight",
@@ -91,6 +92,12 @@ PUBLISHED = {
     "glm4_moe_lite": Published(
         zoo.Architecture("glm4_moe_lite", zoo.MLA | {"mlp_layer_types": ["dense", "sparse"]}),
         DEEPSEEK,
+        {"mlp_layer_types": ["sparse"] * 3},
+    ),
+    "bailing_hybrid": Published(zoo.BY_NAME["bailing_hybrid"], BAILING, _FULL | {"mlp_layer_types": ["sparse"] * 3}),
+    "hy_v3": Published(
+        zoo.Architecture("hy_v3", zoo._EXPERTS | {"head_dim": 8, "mlp_layer_types": ["dense", "sparse"]}),
+        BAILING,
         {"mlp_layer_types": ["sparse"] * 3},
     ),
     "qwen3_next": Published(zoo.BY_NAME["qwen3_next"], QWEN, _FULL),
@@ -183,7 +190,7 @@ def _published(
     for layer, parts in enumerate(own):
         for name, tensor in parts.items():
             tensors[published.names[name].format(layer=layer, after=first + layer)] = tensor
-        if published.names is DEEPSEEK:
+        if published.names is DEEPSEEK:  # The others leave copies out.
             prefix = f"model.layers.{first + layer}"
             tensors[f"{prefix}.embed_tokens.weight"] = target.get_input_embeddings().weight.detach().clone()
             tensors[f"{prefix}.shared_head.head.weight"] = target.get_output_embeddings().weight.detach().clone()

@@ -1,10 +1,12 @@
 """Where speculation is slower, `speed_up` lets transformers decode: the same output, what is counted, and when."""
 
+import contextlib
+
 import pytest
 import torch
 from helpers.head_runs import left_padded
+from helpers.text_tokenizers import byte_level
 from helpers.tiny import tiny_llama
-from transformers import TextIteratorStreamer
 
 import treespec
 from treespec.engine.stats import PHASES, SpeculationStats
@@ -18,8 +20,15 @@ def stats(tokens_per_pass, other=1.0):
     return SpeculationStats(num_drafts=100, num_emitted_tokens=int(100 * tokens_per_pass), seconds=seconds)
 
 
-def test_plain_decoding_is_tried_only_where_steps_bring_too_little():
+def warm():
+    """After a first call that was slow."""
     way = plain.FasterWay()
+    way.learn(False, 99.0, stats(1.0), 1)
+    return way
+
+
+def test_plain_decoding_is_tried_only_where_steps_bring_too_little():
+    way = warm()
     assert not way.is_plain
     way.learn(False, 2.0, stats(2.5), 1)
     assert not way.is_plain
@@ -29,17 +38,34 @@ def test_plain_decoding_is_tried_only_where_steps_bring_too_little():
     assert not way.is_plain
 
 
+def test_prompts_do_not_count():
+    way, long = warm(), stats(1.0)
+    long.seconds["prefill"] = 50.0
+    way.learn(False, 2.0, stats(1.5), 1)
+    way.learn(True, 51.0, long, 1)
+    assert way.is_plain
+
+
 def test_the_slower_way_is_tried_again_when_it_costs_little():
-    way, tried = plain.FasterWay(), []
+    way, tried = warm(), []
     for _ in range(200):
         is_plain = way.is_plain
         tried.append(is_plain)
         way.learn(is_plain, 1.0 if is_plain else 1.2, stats(1.0), 1)
     assert tried[:3] == [False, True, True]
-    assert 8 <= tried.count(False) <= 10
-    slow = plain.FasterWay()
+    assert 8 <= tried.count(False) <= 13
+    slow = warm()
     slow.learn(False, 2.0, stats(0.05), 1)
     assert not slow.is_plain  # Five tokens say nothing.
+
+
+def test_a_way_that_is_fast_now_is_taken_however_slow_it_was():
+    way, tried = warm(), []
+    for number in range(40):
+        is_plain = way.is_plain
+        tried.append(is_plain)
+        way.learn(is_plain, 2.0 if is_plain else 9.0 if number < 6 else 1.0, stats(1.0), 1)
+    assert [number for number, is_plain in enumerate(tried) if is_plain] == [1, 2, 3, *range(5, 13), 18, 27]
 
 
 @pytest.fixture
@@ -70,6 +96,7 @@ def test_output_is_that_of_generate(model, always_plain, do_sample):
         emitted = sum(row.index(7) + 1 if 7 in row else len(row) for row in rows)
         assert speculation.stats.num_emitted_tokens == speculation.stats.num_drafts == emitted
         assert speculation.stats.num_target_passes == len(rows[0])
+        assert speculation.stats.seconds["prefill"] > 0
         assert "1.00 per pass" in str(speculation)
         assert treespec.diagnose(speculation).num_tokens == emitted
     finally:
@@ -84,18 +111,59 @@ def test_what_speculation_alone_has_is_had(model, always_plain, options):
     speculation.restore()
 
 
-def test_streams_are_served_and_what_is_refused_stays_refused(model, always_plain):
+def test_streams_are_those_of_generate(model, always_plain):
+    speculation, inputs = treespec.speed_up(model), left_padded([9])
+    expected = Recorded()
+    out = model.generate(**inputs, max_new_tokens=12, do_sample=False, streamer=expected)
+    for got, tokens in ((Recorded(), expected.tokens), (Failing(), expected.tokens[:3])):
+        with contextlib.suppress(KeyboardInterrupt):
+            found = treespec.generate(model, inputs, speculation, streamer=got, max_new_tokens=12, do_sample=False)
+            assert found.equal(out)
+        assert (got.tokens, got.num_ends) == (tokens, 1)
+    assert speculation.stats.choices == {"plain": len(out[0]) - 9}
+    speculation.restore()
+
+
+def test_stop_strings_end_where_generate_ends(always_plain):
+    tokenizer = byte_level(300)
+    model = tiny_llama(vocab_size=len(tokenizer))
+    speculation, inputs = treespec.speed_up(model, tokenizer=tokenizer), left_padded([9])
+    options = {**inputs, "max_new_tokens": 16, "do_sample": False}
+    decoded = map(tokenizer.decode, model.generate(**options)[0, 12:].tolist())
+    strings = [next(text for text in decoded if "\ufffd" not in text)]
+    expected = model.generate(**options, tokenizer=tokenizer, stop_strings=strings)
+    assert len(expected[0]) < 9 + 16
+    assert treespec.generate(model, speculation=speculation, stop_strings=strings, **options).equal(expected)
+    assert speculation.stats.choices == {"plain": len(expected[0]) - 9}
+    treespec.generate(model, left_padded([9, 4]), speculation, stop_strings=strings, max_new_tokens=6, do_sample=False)
+    assert speculation.stats.seconds["verify"] > 0
+    speculation.restore()
+
+
+def test_what_is_refused_stays_refused(model, always_plain):
     speculation = treespec.speed_up(model)
-    streamer = TextIteratorStreamer(Decoder())  # pyright: ignore[reportArgumentType]
-    treespec.generate(model, left_padded([9])["input_ids"], speculation, streamer=streamer, max_new_tokens=6)
-    assert len(list(streamer)) > 1
     with pytest.raises(UnsupportedModeError):
         model.generate(**left_padded([9]), max_new_tokens=6, num_beams=2, custom_generate=speculation)
     speculation.restore()
 
 
-class Decoder:
-    """What a streamer asks of a tokenizer."""
+class Recorded:
+    """What was streamed: the prompt and the tokens as lists."""
 
-    def decode(self, tokens, **_):
-        return f"{tokens}\n"
+    def __init__(self):
+        self.tokens, self.num_ends = [], 0
+
+    def put(self, value):
+        self.tokens.append(value.flatten().tolist())
+
+    def end(self):
+        self.num_ends += 1
+
+
+class Failing(Recorded):
+    """A reader that goes away after two tokens."""
+
+    def put(self, value):
+        super().put(value)
+        if len(self.tokens) == 3:
+            raise KeyboardInterrupt

@@ -20,6 +20,8 @@ from treespec.cpu.native import NativeError
 from treespec.drafters import WarmStart
 from treespec.errors import ConfigError, TreespecError, UnsupportedModelError
 from treespec.heads import Eagle3
+from treespec.heads.mtp.files import read_mtp
+from treespec.hf.loading import mtp
 from treespec.speedup import kernels, sources
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6]])
@@ -134,8 +136,33 @@ def test_a_damaged_head_is_said_and_left_out(model, write_wrongly):
 def test_mtp_layers_draft_a_part_of_a_large_vocabulary_on_a_cpu(tmp_path, monkeypatch):
     target = mtp_files.write(tmp_path, "qwen3_5").target
     monkeypatch.setattr(sources, "MOST_DRAFTED", 32)
+    read = []
+    monkeypatch.setattr(mtp, "read_mtp", lambda *args: read.append(args) or read_mtp(*args))
     drafter, *_ = treespec.speed_up(target).found.drafters
     assert drafter.head.target_ids.tolist() == list(range(32))
+    assert len(read) == 1, "the files are read once"
+    own = list(range(20, 80))
+    (tmp_path / "draft_vocab.json").write_text(str(own))
+    for most in (32, 64):
+        monkeypatch.setattr(sources, "MOST_DRAFTED", most)
+        drafter, *_ = treespec.speed_up(target).found.drafters
+        assert drafter.head.target_ids.tolist() == own[:most]
+
+
+def test_a_head_that_was_put_there_comes_before_mtp_layers_and_the_report_names_them(tmp_path):
+    (tmp_path / "a-model").mkdir()
+    target = mtp_files.write(tmp_path / "a-model", "mimo", num_hidden_layers=8).target
+    size = target.config.hidden_size
+    for name in ("first", "second"):
+        write(tmp_path / "a-model" / name, EAGLE | {"vocab": zoo.VOCAB_SIZE, "hidden": size, "target_hidden": size})
+    speculation = treespec.speed_up(target)
+    assert speculation.found.names[0] == f"the head in {tmp_path / 'a-model' / 'first'}"
+    others = {"the checkpoint's MTP layers": "mtp", f"the head in {tmp_path / 'a-model' / 'second'}": "second"}
+    assert set(others) <= set(speculation.found.missing)
+    report = " ".join(str(speculation).split())
+    for what, source in others.items():
+        assert f"{what}: the head in" in report
+        assert f"{source}', model) is for this one" in report
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "deepseek_v3"])
@@ -305,10 +332,12 @@ def test_calls_do_not_wait_for_a_compiler(model, uncompiled):
     assert "meanwhile" in str(speculation)
     copied = pickle.loads(pickle.dumps(speculation))
     assert copied.found.names == speculation.found.names
+    ways = speculation._ways
     uncompiled.set()
     compiling.join()
     assert model.generate(PROMPT, max_new_tokens=8, do_sample=False, custom_generate=speculation).equal(plain)
     assert "treespec's for CPUs (native)" in str(speculation)
+    assert speculation._ways is not ways  # What calls with the slow layers took says nothing any more.
 
 
 def test_a_compiler_that_fails_leaves_the_layers_that_need_none(monkeypatch):

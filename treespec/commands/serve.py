@@ -38,7 +38,6 @@ def make_server(name: str | None, *, host: str, port: int, device: str, dtype: s
     """A uvicorn server that has loaded its model, and the report of what drafts. Raises `ConfigError`: no packages."""
     try:
         import uvicorn
-        from transformers.cli.serving.response import ResponseHandler
         from transformers.cli.serving.server import build_server
         from transformers.cli.serving.systemone import SystemOneHandler
         from transformers.cli.serving.transcription import TranscriptionHandler
@@ -57,7 +56,7 @@ def make_server(name: str | None, *, host: str, port: int, device: str, dtype: s
         models,
         serving.Chat(**parts),
         completion_handler=serving.Completion(**parts),
-        response_handler=ResponseHandler(**parts),
+        response_handler=serving.Responses(**parts),
         transcription_handler=TranscriptionHandler(models, states),
         systemone_handler=SystemOneHandler(**parts),
         generation_state=states,

@@ -7,7 +7,7 @@ and tools are theirs. Requests for a model are served one after the other, as th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.completion import CompletionHandler
 from transformers.cli.serving.model_manager import ModelManager
+from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.utils import GenerateManager, GenerationState
 from transformers.generation.streamers import BaseStreamer
 
@@ -24,6 +25,8 @@ from treespec.speedup import SpedUp, speed_up
 
 REQUEST = "treespec_request"
 """The argument of `Speculating` that names a request."""
+COMPLETED = '"type":"response.completed"'
+"""What the last event of a stream of `/v1/responses` holds."""
 MOST_KEPT = 64
 """Requests whose statistics wait to be taken."""
 
@@ -143,6 +146,22 @@ class Chat(WithMetrics, ChatCompletionHandler):
 
 class Completion(WithMetrics, CompletionHandler):
     """`/v1/completions`."""
+
+
+class Responses(WithMetrics, ResponseHandler):
+    """`/v1/responses`; a stream's last event holds the whole response."""
+
+    def _streaming(self, request_id: str, *args: Any, **kwargs: Any) -> Any:
+        response = super()._streaming(request_id, *args, **kwargs)
+        response.body_iterator = self._with_metrics(request_id, response.body_iterator)
+        return response
+
+    async def _with_metrics(self, request_id: str, texts: AsyncIterable[Any]) -> AsyncIterator[str]:
+        async for text in texts:
+            if COMPLETED in text:  # Quotes in texts are escaped.
+                event = json.loads(text.removeprefix("data: "))
+                text = f"data: {json.dumps(event | {'response': self._measured(request_id, event['response'])})}\n\n"
+            yield text
 
 
 def metrics_of(stats: SpeculationStats) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from treespec.drafters import SuffixLookup, TokenRecycling, WarmStart
 from treespec.errors import TreespecError
 from treespec.heads.files.checkpoint import PICKLES
 from treespec.heads.files.fitting import shipped_head
-from treespec.heads.mtp.drafter import Mtp
+from treespec.hf.introspect import num_logits
 from treespec.hf.loading.heads import load_drafter
-from treespec.hf.loading.mtp import MTP, load_mtp, num_mtp_layers
+from treespec.hf.loading.mtp import MTP, load_mtp, num_mtp_layers, own_draft_vocab
 from treespec.hf.loading.smollm2 import NAME as SHIPPED
 from treespec.protocols import Drafter
 
@@ -27,6 +27,8 @@ MOST_SHARE = 1.0
 """A folder with more bytes of weights than this share of the model's is not read: it cannot hold a head."""
 MOST_DRAFTED = 32_768
 """The tokens that MTP layers draft on a CPU at most: benchmarks/draft_vocabulary.py has the times."""
+TOO_LARGE = "too large for a head; a whole model drafts as TreeSpeculation(model)"
+NOT_HERE = "not on this machine: speed_up(model, is_download_allowed=True) fetches it"
 CONFIG, MTP_LAYERS = "config.json", "the checkpoint's MTP layers"
 
 
@@ -48,14 +50,7 @@ class Found:
 def find_drafters(model: PreTrainedModel, is_download_allowed: bool) -> Found:
     """One trained drafter, if there is one, and lookups, which cost next to nothing."""
     found, name = Found(), str(model.config.name_or_path)
-    for what, source in trained_drafters(model, is_download_allowed, found.missing):
-        try:
-            found.drafters.append(_mtp(model) if source == MTP else load_drafter(source, model))
-        except TreespecError as error:
-            found.missing[what] = str(error)
-        else:
-            found.names.append(what)
-            break
+    take_trained(found, model, is_download_allowed, _load)
     start = WarmStart.shipped(SHIPPED) if _is_shipped_for(name) else None
     if start is not None and start.vocab_size == model.config.get_text_config().vocab_size:
         found.drafters += start.drafters()
@@ -66,37 +61,62 @@ def find_drafters(model: PreTrainedModel, is_download_allowed: bool) -> Found:
     return found
 
 
-def _mtp(model: PreTrainedModel) -> Mtp:
-    """The checkpoint's MTP layers; on CPUs, where the output layer takes longest, they draft the first tokens only."""
-    drafter = load_mtp(model)
-    if len(drafter.head.target_ids) <= MOST_DRAFTED or model.device.type != "cpu":
-        return drafter
-    return load_mtp(model, draft_vocab=MOST_DRAFTED)
+def take_trained(
+    found: Found,
+    model: PreTrainedModel,
+    is_download_allowed: bool,
+    load: Callable[[str | Path, PreTrainedModel], Drafter],
+) -> str | Path | None:
+    """Add the first trained drafter that can be loaded, and why the others are left out; returns its source.
+
+    Acceptance on the user's texts is not known before they are decoded, so what somebody put next to the checkpoint
+    for it comes before the layers that every copy of it has.
+    """
+    taken = None
+    for what, source, obstacle in _trained_drafters(model, is_download_allowed):
+        if taken is not None and obstacle != TOO_LARGE:
+            obstacle = f"{found.names[0]} comes first; load_drafter({str(source)!r}, model) is for this one"
+        if obstacle is None:
+            try:
+                found.drafters.append(load(source, model))
+            except TreespecError as error:
+                obstacle = str(error)
+            else:
+                found.names.append(what)
+                taken = source
+        if obstacle is not None:
+            found.missing[what] = obstacle
+    if not num_mtp_layers(model):
+        found.missing.pop(MTP_LAYERS, None)  # Qwen3-Next's configuration does not name those that it has.
+    if taken is None and str(model.config.name_or_path) not in KNOWN_HEADS:
+        found.missing["a trained head"] = "none next to the checkpoint, and none is known: treespec train makes one"
+    return taken
 
 
-def trained_drafters(
-    model: PreTrainedModel, is_download_allowed: bool, missing: dict[str, str]
-) -> Iterator[tuple[str, str | Path]]:
-    """Trained drafters for people and for `load_drafter`; why others are left out is added to `missing`."""
+def _load(source: str | Path, model: PreTrainedModel) -> Drafter:
+    """On CPUs, where the output layer takes longest, MTP layers draft the first tokens only."""
+    if source != MTP:
+        return load_drafter(source, model)
+    if num_logits(model) <= MOST_DRAFTED or model.device.type != "cpu":
+        return load_mtp(model)
+    own = own_draft_vocab(model)
+    return load_mtp(model, draft_vocab=MOST_DRAFTED if own is None else own[:MOST_DRAFTED])
+
+
+def _trained_drafters(
+    model: PreTrainedModel, is_download_allowed: bool
+) -> Iterator[tuple[str, str | Path, str | None]]:
+    """Trained drafters for people and for `load_drafter`, and what keeps one from being loaded."""
     name = str(model.config.name_or_path)
     for folder in _folders_next_to(Path(name)) if name else []:  # An empty path is the working folder.
-        if _num_bytes(folder) > MOST_SHARE * sum(weight.nbytes for weight in model.parameters()):
-            missing[f"the head in {folder}"] = "too large for a head; a whole model drafts as TreeSpeculation(model)"
-        else:
-            yield f"the head in {folder}", folder
-    yield MTP_LAYERS, MTP
-    if not num_mtp_layers(model):
-        missing.pop(MTP_LAYERS, None)  # Qwen3-Next's configuration does not name those that it has.
-    known = KNOWN_HEADS.get(name, [])
-    for head in known:
-        if is_download_allowed or isinstance(try_to_load_from_cache(head, CONFIG), str):
-            yield f"the head {head}", head
-        else:
-            missing[f"the head {head}"] = "not on this machine: speed_up(model, is_download_allowed=True) fetches it"
+        is_large = _num_bytes(folder) > MOST_SHARE * sum(weight.nbytes for weight in model.parameters())
+        yield f"the head in {folder}", folder, TOO_LARGE if is_large else None
+    yield MTP_LAYERS, MTP, None
+    for head in KNOWN_HEADS.get(name, []):
+        is_here = is_download_allowed or isinstance(try_to_load_from_cache(head, CONFIG), str)
+        yield f"the head {head}", head, None if is_here else NOT_HERE
     if _is_shipped_for(name):
-        yield "the head that ships with treespec", shipped_head(SHIPPED)
-    elif not known:
-        missing["a trained head"] = "none next to the checkpoint, and none is known: treespec train makes one"
+        yield "the head that ships with treespec", shipped_head(SHIPPED), None
 
 
 def _is_shipped_for(name: str) -> bool:

@@ -19,7 +19,7 @@ from treespec.heads import Eagle3, Mtp, PEagle
 from treespec.hf.loading.heads import find_folder, load_drafter
 from treespec.hf.loading.mtp import MTP
 from treespec.lab.tables import markdown_table
-from treespec.speedup.sources import trained_drafters
+from treespec.speedup.sources import Found, take_trained
 from treespec.training.evaluate import Evaluation
 from treespec.training.loop import Run
 from treespec.training.options import TrainingConfig
@@ -183,13 +183,11 @@ def _config(model: PreTrainedModel, head: str | Path | None, config: TrainingCon
 
 def _found(model: PreTrainedModel) -> tuple[str | Path, Any]:
     """The trained drafter that `speed_up` finds."""
-    missing: dict[str, str] = {}
-    for what, source in trained_drafters(model, False, missing):
-        try:
-            return source, load_drafter(source, model)
-        except TreespecError as error:
-            missing[what] = str(error)
-    reasons = "".join(f"; {what}: {why}" for what, why in missing.items())
+    found = Found()
+    source = take_trained(found, model, False, load_drafter)
+    if source is not None:
+        return source, found.drafters[0]
+    reasons = "".join(f"; {what}: {why}" for what, why in found.missing.items())
     raise ConfigError(f"no trained drafter for this model is at hand, give its head{reasons}")
 
 

@@ -132,6 +132,33 @@ def test_wrong_files_are_refused_by_name(original, folder, name):
         load_mtp(target, folder)
 
 
+UNSERVED = {  # Publishers' names of a layer, relative to its number.
+    "Step-3.5": (
+        "model.layers.2.",
+        ("enorm", "hnorm", "eh_proj", "transformer.shared_head.norm", "transformer.shared_head.output"),
+    ),
+    "Inkling": ("model.mtp.layers.0.", ("embed_norm", "hidden_norm", "input_proj", "transformer_block.attn.wq_du")),
+    "MiniMax-M3": ("mtp.layers.0.", ("enorm", "hnorm", "eh_proj", "transformer_layer.self_attn.index_q_proj")),
+    "MiMo-V2": ("model.mtp.layers.0.", ("enorm", "hnorm", "eh_proj", "pre_mlp_layernorm", "final_layernorm")),
+    "LongCat-Flash": ("model.mtp.layers.0.", ("enorm.m", "hnorm.m", "eh_proj", "self_attn.kv_b_proj")),
+}
+
+
+@pytest.mark.parametrize("name", UNSERVED)
+def test_kinds_that_are_not_served_are_refused_by_name(tmp_path, name):
+    prefix, parts = UNSERVED[name]
+    save_file({f"{prefix}{part}.weight": torch.ones(32) for part in parts}, tmp_path / WEIGHTS)
+    with pytest.raises(UnsupportedModelError, match=f"of a kind that is not served, of {name}"):
+        load_mtp(zoo.build("qwen2"), tmp_path)
+
+
+def test_sarvams_configuration_names_layers_that_are_not_published(tmp_path):
+    options = zoo._EXPERTS | {"head_dim": 8, "mlp_layer_types": ["dense", "sparse"], "num_mtp_layers": 1}
+    zoo.build(zoo.Architecture("sarvam_moe", options)).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"names 1 MTP layers, but the files in .* hold none of their weights"):
+        load_mtp(target_of(tmp_path))
+
+
 def test_copies_of_the_targets_weights_are_not_read(folder):
     names = ("embed_tokens", "shared_head.head")
     copies = {f"model.layers.2.{name}.weight": torch.full((zoo.VOCAB_SIZE, 32), torch.nan) for name in names}
@@ -216,5 +243,5 @@ def test_drawing_what_is_missing_leaves_torchs_generator_alone(original):
 def test_every_layout_has_a_checkpoint():
     from treespec.heads.mtp.files import LAYOUTS
 
-    names = {json.dumps(dict(published.names)) for published in PUBLISHED.values()}
+    names = {published.names["projection"] for published in PUBLISHED.values()}
     assert len(names) == sum(not layout.is_speculators for layout in LAYOUTS)  # That one: test_speculators.py.

@@ -14,13 +14,23 @@ from pathlib import Path
 from torch import Tensor
 
 from treespec.data.tensor_file import open_tensors
-from treespec.errors import CheckpointError
+from treespec.errors import CheckpointError, UnsupportedModelError
 from treespec.heads.files.checkpoint import read_finite_tensors, some
 from treespec.heads.files.config import read_config
 
 DRAFT_VOCAB = "draft_vocab.json"
 """A list of the target's ids that layers were trained to draft, next to their tensors; other publishers have none."""
 PREFIX = re.compile(r"^(?:model\.|language_model\.)+")
+FINAL_NORM = re.compile(r"^(layers\.\d+\.)final_layernorm\.")
+"""What Ling, Ring and Hy3 call DeepSeek's `shared_head.norm`; all else is the same."""
+UNSERVED = {
+    ".transformer.shared_head.output.": "Step-3.5 and 3.7: each layer has an output layer of its own",
+    ".transformer_block.": "Inkling: they keep states of convolutions",
+    ".transformer_layer.": "MiniMax-M3: their attention is sparse",
+    ".pre_mlp_layernorm.": "MiMo-V2: each layer reads the target's state",
+    ".enorm.m.": "LongCat-Flash: names of its own",
+}
+"""What names hold, and whose they are."""
 COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 """Ends of names of the target's own embedding and output layer, which some layouts repeat; they are not read."""
 
@@ -121,8 +131,10 @@ class MtpTensors:
 def read_mtp(folder: Path, num_hidden_layers: int) -> tuple[Layout, list[MtpTensors]] | None:
     """The MTP layers in a checkpoint of a target with this many layers; None: there are none.
 
-    Raises `CheckpointError`: no safetensors, a damaged file, a layout that is not known, tensors that are missing or
-    left over, or integers in place of weights.
+    Raises:
+        CheckpointError: no safetensors, a damaged file, a layout that is not known, tensors that are missing or left
+            over, or integers in place of weights.
+        UnsupportedModelError: a kind that is known and not served.
     """
     tensors: dict[str, Tensor] = {}
     files = sorted(folder.glob("*.safetensors"))
@@ -165,7 +177,7 @@ def is_speculators_mtp(folder: Path) -> bool:
 
 
 def _plain(name: str) -> str:
-    return PREFIX.sub("", name)
+    return FINAL_NORM.sub(r"\1shared_head.norm.", PREFIX.sub("", name))
 
 
 def _is_mtp(name: str, num_hidden_layers: int) -> bool:
@@ -178,6 +190,8 @@ def _is_mtp(name: str, num_hidden_layers: int) -> bool:
 
 def _layout(folder: Path, tensors: Mapping[str, Tensor], num_hidden_layers: int) -> tuple[Layout, int]:
     """The layout of the tensors, and the number of its first layer."""
+    if kinds := [kind for part, kind in UNSERVED.items() if any(part in name for name in tensors)]:
+        raise UnsupportedModelError(f"{folder} holds MTP layers of a kind that is not served, of {kinds[0]}")
     is_speculators = is_speculators_mtp(folder)
     for layout in LAYOUTS:
         if layout.is_speculators is not is_speculators:

@@ -35,7 +35,7 @@ def run_of(call: Call, outputs: Outputs, observers: Sequence[Observer]) -> Run:
         prompt_ids=call.input_ids.masked_fill(call.input_ids >= vocab_size, 0),
         prompt_mask=call.mask,
         stopping=TreeStopping(
-            _criteria(call),
+            criteria_of(call),
             call.num_rows,
             target.max_positions,
             outputs.scores_of,
@@ -59,7 +59,7 @@ def _constraints(call: Call) -> Iterator[AddOn]:
         yield ADD_ONS["constraints"](call)
 
 
-def _criteria(call: Call) -> StoppingCriteriaList:
+def criteria_of(call: Call) -> StoppingCriteriaList:
     """The call's own and the stop strings."""
     if call.stop_strings is None:
         return call.criteria

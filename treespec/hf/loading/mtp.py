@@ -63,6 +63,12 @@ def load_mtp(
     return Mtp(head, (facts.config.num_hidden_layers,), max_length)
 
 
+def own_draft_vocab(target: PreTrainedModel) -> list[int] | None:
+    """What the layers in a checkpoint were trained to draft; None: all tokens. Raises `CheckpointError`: no files."""
+    facts = model_facts(target)
+    return read_draft_vocab(_folder(facts, None), facts.num_logits)
+
+
 def fresh_mtp(target: PreTrainedModel, block: dict[str, Tensor], projection: Tensor) -> MtpHead:
     """An MTP layer of the Qwen layout around a decoder layer of these weights, with the target's last norm.
 

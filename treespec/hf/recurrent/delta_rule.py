@@ -64,7 +64,7 @@ def _delta_rule(
     system = rates * products
     if state is not None:
         state = state.float()
-        values = values - (keys * sums[:, :, nodes.num_old :].exp()) @ state
+        values = values - (keys * sums[:, :, nodes.num_old :].float().exp()) @ state
     right = rates * values - system[..., : nodes.num_old] @ written
     # Only what is below the diagonal is read: the new nodes' strict ancestors.
     new = torch.linalg.solve_triangular(system[..., nodes.num_old :], right, upper=False, unitriangular=True)

@@ -5,7 +5,7 @@ Along a path the log decays g add up. With G, the sum along the path from the ro
     exp(G_i) q_i' S  +  sum over j in {i and its ancestors} of exp(G_i - G_j) (q_i' k_j) w_j
 
 from the state S before the root: the form of one chunk in transformers, with the ancestor matrix for the causal one.
-Sums and states are float32.
+States are float32. So are decays, but of sums in float64: along long paths sums are large, differences of them small.
 
 Axis letters: c log decays per node, one or as many as a key has entries, v size of values.
 """
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from treespec.hf.recurrent.nodes import Paths, TreeNodes, along, joined
@@ -32,7 +32,7 @@ class LinearNodes(NamedTuple):
     keys: Float[Tensor, "B A N d"]
     values: Float[Tensor, "B A N v"]
     log_decays: Float[Tensor, "B A N c"]
-    sums: Float[Tensor, "B A N c"]
+    sums: Float64[Tensor, "B A N c"]
 
     def folded(self, state: Float[Tensor, "B A d v"] | None, paths: Paths) -> Float[Tensor, "B A d v"]:
         """The state after the paths' nodes."""
@@ -42,25 +42,25 @@ class LinearNodes(NamedTuple):
         is_node = paths.is_node[:, None, :, None]
         # Rows without nodes keep their state to the last bit.
         end = along(sums, last, 2).masked_fill(~paths.is_node.any(1)[:, None, None, None], 0.0)
-        weights = (end - sums).masked_fill(~is_node, -torch.inf).exp()
+        weights = (end - sums).float().masked_fill(~is_node, -torch.inf).exp()
         written = (keys * weights).transpose(2, 3) @ values.masked_fill(~is_node, 0.0)
-        return written if state is None else end.exp().transpose(2, 3) * state + written
+        return written if state is None else end.float().exp().transpose(2, 3) * state + written
 
     def select_rows(self, rows: Int[Tensor, " R"]) -> LinearNodes:
         return type(self)(*(part.index_select(0, rows.to(part.device)) for part in self))
 
 
-def path_sums(nodes: TreeNodes, log_decays: Float[Tensor, "B A N c"]) -> Float[Tensor, "B A N c"]:
-    """The sums of all pending nodes' log decays along their paths, which autocast must not round."""
-    with torch.autocast(log_decays.device.type, enabled=False):
-        return nodes.ancestors.to(log_decays).unsqueeze(1) @ log_decays
+def path_sums(nodes: TreeNodes, log_decays: Float[Tensor, "B A N c"]) -> Float64[Tensor, "B A N c"]:
+    """The sums of all pending nodes' log decays along their paths."""
+    exact = log_decays.double()
+    return nodes.ancestors.to(exact).unsqueeze(1) @ exact
 
 
 def path_products(
     nodes: TreeNodes,
     lefts: Sequence[Float[Tensor, "B A F d"]],
     right: Float[Tensor, "B A N d"],
-    sums: Float[Tensor, "B A N c"],
+    sums: Float64[Tensor, "B A N c"],
 ) -> list[Float[Tensor, "B A F N"]]:
     """Scalar products of new nodes with their ancestors and themselves, by the decay between; 0 with other nodes."""
     if sums.shape[-1] == 1:
@@ -74,11 +74,11 @@ def path_products(
     return [torch.cat(parts, 2) for parts in zip(*found, strict=True)]
 
 
-def _path_decays(nodes: TreeNodes, sums: Float[Tensor, "B A N c"], rows: slice) -> Float[Tensor, "B A R N c"]:
+def _path_decays(nodes: TreeNodes, sums: Float64[Tensor, "B A N c"], rows: slice) -> Float[Tensor, "B A R N c"]:
     """The decay between new nodes and each of their ancestors, 1 to themselves, 0 to all other nodes."""
     is_above = nodes.ancestors[:, None, nodes.num_old :, :, None][:, :, rows].to(sums.device)
     differences = sums[:, :, nodes.num_old :][:, :, rows].unsqueeze(3) - sums.unsqueeze(2)
-    return differences.masked_fill(~is_above, -torch.inf).exp()
+    return differences.float().masked_fill(~is_above, -torch.inf).exp()
 
 
 def read(
@@ -92,7 +92,7 @@ def read(
     if state is None:
         return found
     sums = nodes.sums[:, :, -queries.shape[2] :]
-    return (queries * sums.exp()) @ state + found
+    return (queries * sums.float().exp()) @ state + found
 
 
 def scan_linear(
