@@ -1,20 +1,12 @@
-"""Models with states that decode by trees, and trees of a size for them."""
+"""Trees of a size for models with states."""
 
 from __future__ import annotations
 
 import torch
-from helpers.zoo import ARCHITECTURES, VOCAB_SIZE, Architecture, build
+from helpers.zoo import VOCAB_SIZE
 
-from treespec.hf.models.capability import keeps_states
 from treespec.lab.selftest.drafters import Planted
-from treespec.protocols import Capability
 from treespec.tree import TokenTree
-
-SERVED: list[Architecture] = [
-    architecture
-    for architecture in ARCHITECTURES
-    if architecture.capability == Capability.TREE and keeps_states(build(architecture))
-]
 
 
 class SizedTrees(Planted):

@@ -104,7 +104,7 @@ _INKLING = {
     "swa_num_key_value_heads": 2,
 }
 
-ARCHITECTURES: tuple[Architecture, ...] = (
+_KEYS_ONLY: tuple[Architecture, ...] = (
     # One attention over everything, rotary or learned positions.
     Architecture("llama"),
     Architecture("arcee"),
@@ -207,7 +207,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "no_rope_layers": [1, 0],
         },
     ),
-    # Recurrent and hybrid models.
+)
+
+STATEFUL: tuple[Architecture, ...] = (
     Architecture("bamba", _MAMBA | {"attn_layer_indices": [1]}),
     Architecture("falcon_h1", _MAMBA | {"mamba_d_ssm": 64}),
     Architecture(
@@ -274,6 +276,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     # States elsewhere than in a transformers cache of the common kind; `RWKV` has them too.
     Architecture("minimax", _EXPERTS | _HEADS | {"layer_types": _HYBRID["layer_types"][::-1], "block_size": 16}),
     Architecture("recurrent_gemma", {"num_hidden_layers": 3, "attention_window_size": WINDOW}),
+)
+"""Recurrent and hybrid models, scored by trees."""
+
+ARCHITECTURES = (
+    *_KEYS_ONLY,
+    *STATEFUL,
     # States of other kinds: chains by snapshot and replay.
     Architecture("glm_moe_dsa", MLA | INDEXED, Capability.CHAIN),
 )

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from helpers.hybrids import SERVED
 from helpers.rounds import Game, recurrent_states
-from helpers.zoo import build, prompts
+from helpers.zoo import STATEFUL, build, prompts
 
 from treespec import TokenRecycling, TreeSpeculation
 from treespec.errors import TreespecError, TreespecWarning
@@ -48,7 +47,7 @@ def states_of(scorer):
     return [state.clone() for state in recurrent_states(scorer.cache)]
 
 
-@pytest.mark.parametrize("architecture", SERVED, ids=str)
+@pytest.mark.parametrize("architecture", STATEFUL, ids=str)
 def test_steps_score_as_plain_passes(architecture):
     model = build(architecture)
     game = Game(model, StateScorer(model), [9, 14, 2])
