@@ -114,6 +114,27 @@ def test_the_shortest_padded_batches(name):
         check_identity(model, ids.masked_fill(~mask, 0), mask, 12, treespec.TreeSpeculation(TokenRecycling(), tree=8))
 
 
+def test_a_single_column_of_padding_is_read_as_plain_decoding_reads_it():
+    """RecurrentGemma's blocks mask no padding, whose embedding need not be 0."""
+    model, speculation = build("recurrent_gemma"), treespec.TreeSpeculation(TokenRecycling(), tree=8)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = model.get_input_embeddings().weight[5:9].sum(0)
+    for ids, mask in (([[0, 5]], [[0, 1]]), ([[0, 5], [4, 9]], [[0, 1], [1, 1]])):
+        check_identity(model, torch.tensor(ids), torch.tensor(mask), 20, speculation)
+
+
+@pytest.mark.parametrize("name", [*KINDS, "rwkv"])
+def test_passes_over_padding_alone(name):
+    """Of nodes behind a root, and of a text's beginning."""
+    scorer, tokens = filled(build(name), 2), prompts(2, 2, seed=1)
+    expected = scorer.extend(tokens, torch.tensor([[-1, 0]] * 2)).logits[:, 1:]
+    scorer.commit([(), ()])
+    scorer.extend(tokens[:, :1], torch.tensor([[-1]] * 2))
+    assert scorer.extend(tokens, torch.tensor([[-2, -2]] * 2)).logits.isfinite().all()
+    logits = scorer.extend(tokens[:, 1:], torch.tensor([[0]] * 2)).logits
+    assert (logits - expected).abs().max() <= TOLERANCE
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_an_error_within_a_pass_leaves_the_scorer_usable(name):
     model = build(name)

@@ -95,9 +95,10 @@ class StateScorer(TreeScorer):
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
         """See `TreeScorer`; columns that are padding in every row are computed, as plain `generate` does."""
         self._num_padding = ids.shape[1] - mask.sum(1, keepdim=True)
-        if ids.shape[1] != 1 or bool(mask.all()) or self._prompt is not None:
+        reads_padding = self._own is not None and self._own.reads_padding
+        if ids.shape[1] != 1 or bool(mask.all()) or self._prompt is not None or reads_padding:
             return super().prefill(ids, mask)
-        # transformers masks no padding in passes over one token.
+        # Models that mask padding do so in passes over several tokens alone.
         super().prefill(ids[:, :0], mask[:, :0])
         scores = self.extend(ids.cpu(), torch.where(mask.cpu(), -1, PADDING_PARENT))
         self.commit([(0,) if is_token else () for is_token in mask[:, 0].tolist()])
