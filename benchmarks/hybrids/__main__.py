@@ -29,11 +29,13 @@ def error_tables(found: dict[str, Any]) -> list[Table]:
     for dtype in error.DTYPES:
         for reference, ways in error.COMPARED.items():
             title = f"Differences from {reference}, {dtype}, root mean square in standard deviations of the logits"
-            rows = [
-                [kind, way, *(f"{value:.1e}" for value in dtypes[dtype][reference][way])]
-                for kind, dtypes in found.items()
-                for way in ways
-            ]
+            rows = []
+            for kind, dtypes in found.items():
+                by_way = dtypes[dtype][reference]
+                rows += [[kind, way, *(f"{value:.1e}" for value in by_way[way])] for way in ways]
+                trees, own = (torch.tensor(by_way[way]) for way in error.WAYS[:2])
+                ratios = [f"{ratio:.2f}".replace("nan", "no difference") for ratio in (trees / own).tolist()]
+                rows.append([kind, "tree / whole text", *ratios])
             tables.append((title, ["recurrence", "pass", *depths], rows))
     return tables
 

@@ -61,7 +61,7 @@ def test_rounding_of_tree_passes():
     title, header, rows = TABLES["error"](found)[0]
     assert "from single tokens, float32" in title
     assert header[2:] == ["depths 1 to 4", "depths 5 to 16", "depths 17 to 48"]
-    assert len(rows) == 4
+    assert [row[1] for row in rows] == 2 * ["tree", "whole text", "tree / whole text"]
 
 
 def test_kinds_that_are_not_served_are_named(monkeypatch, capsys):

@@ -62,17 +62,20 @@ class Game:
         mask = [[False] * (width - len(row)) + [True] * len(row) for row in self.rows]
         scorer.prefill(torch.tensor(padded, dtype=torch.int64), torch.tensor(mask, dtype=torch.bool))
 
-    def play(self, num_rounds: int, max_nodes: int = 8, num_passes: int = 2) -> float:
+    def play(self, num_rounds: int, max_nodes: int = 8, num_passes: int = 2, is_root_first: bool = False) -> float:
         for _ in range(num_rounds):
-            self.round(max_nodes, num_passes)
+            self.round(max_nodes, num_passes, is_root_first)
         return self.worst
 
-    def round(self, max_nodes: int = 8, num_passes: int = 1) -> None:
-        """Score one tree per row, in one pass or several; compare every node; commit a random path of every row."""
+    def round(self, max_nodes: int = 8, num_passes: int = 1, is_root_first: bool = False) -> None:
+        """Score one tree per row, in one pass or several; compare every node; commit a random path of every row.
+
+        `is_root_first`: one pass more, over the roots alone.
+        """
         trees = [self._tree(self._random.randint(1, max_nodes)) for _ in self.rows]
         batch = TreeBatch.from_trees(trees)
         width = batch.max_nodes
-        cuts = sorted({0, width, *(self._random.randint(1, width) for _ in range(num_passes - 1))})
+        cuts = sorted({0, width, int(is_root_first), *(self._random.randint(1, width) for _ in range(num_passes - 1))})
         parts = [(batch.tokens[:, start:end], batch.parents[:, start:end]) for start, end in pairwise(cuts)]
         logits = torch.cat([self._scorer.extend(*part).logits for part in parts], dim=1)
         assert logits.isfinite().all()

@@ -1,5 +1,7 @@
 """The memory estimate against the bytes of the tensors of a run."""
 
+import gc
+
 import pytest
 import torch
 from helpers import mtp_files, zoo
@@ -8,13 +10,16 @@ from helpers.tiny import noisy_copy, tiny_llama
 from helpers.wrong_heads import METHODS, write
 
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation, load_drafter, load_mtp, speed_up
-from treespec.errors import ConfigError
+from treespec.errors import ConfigError, TreespecWarning
+from treespec.hf.cache.growing import GrowingLayer
+from treespec.hf.recurrent.scorer import StateScorer
 from treespec.speedup import estimate_memory
 from treespec.speedup.memory import draft_bytes
 
 
 def num_bytes(cache):
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers if layer.is_initialized)
+    layers = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
 
 
 def decoded(model, speculation, num_new=12):
@@ -53,8 +58,9 @@ def test_a_head(model, tmp_path, method):
     assert found.per_node == logits.nbytes * 3 + 9 * 32 * 4
 
 
-def test_mtp_layers(tmp_path):
-    made = mtp_files.write(tmp_path, "mimo", 2)
+@pytest.mark.parametrize(("name", "num_layers"), [("mimo", 2), ("qwen3_5", 1)])
+def test_mtp_layers(tmp_path, name, num_layers):
+    made = mtp_files.write(tmp_path, name, num_layers)
     drafter = load_mtp(made.target)
     speculation = TreeSpeculation(drafter, tree=6)
     found = estimate_memory(made.target, speculation)
@@ -80,12 +86,76 @@ def test_states_of_rows():
     assert found.weights == found.draft_cache_per_token == 0
 
 
-@pytest.mark.parametrize("name", ["rwkv", "recurrent_gemma"])
-def test_states_that_are_in_no_transformers_cache(name):
+KINDS = ("lfm2", "qwen3_5_text", "kimi_linear", "bamba", "jamba", "minimax", "recurrent_gemma", "rwkv")
+PARENTS = 8
+"""Bytes per node of the scorer's own notes."""
+
+
+def storages():
+    """By address those of all tensors that the collector knows."""
+    found = [one.untyped_storage() for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+    return {one.data_ptr(): one for one in found}
+
+
+def states_of(scorer):
+    layers = [vars(layer) for layer in scorer.cache.layers if type(layer) is not GrowingLayer]
+    states = [one for layer in layers for kind in ("conv_states", "recurrent_states") for one in layer[kind].values()]
+    return sum(one.nbytes for one in states if one is not None)
+
+
+@torch.no_grad()
+def kept_bytes(model, num_rows, num_nodes):
+    """What a pass leaves until the commit, without keys and values, for which there is room; and all states."""
+    scorer, ids = StateScorer(model), zoo.prompts(num_rows, 20)
+    scorer.prefill(ids, ids >= 0)
+    scorer.extend(ids[:, :1], torch.full((num_rows, 1), -1))
+    scorer.commit([(0,)] * num_rows)
+    parents, before = [-1, *((node - 1) // 2 for node in range(1, num_nodes))], storages()
+    gc.freeze()
+    scorer.extend(ids[:, :1].expand(-1, num_nodes), torch.tensor([parents] * num_rows))
+    gc.collect()
+    new = [one.nbytes() for address, one in storages().items() if address not in before]
+    gc.unfreeze()
+    return sum(new), states_of(scorer)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_recurrent_layers_keep(name):
+    """Rows, rows during a step, and nodes, also where states are in no transformers cache."""
     target = zoo.build(name)
     found = estimate_memory(target, TreeSpeculation(TokenRecycling()))
+    assert (found.cache_per_token > 0) is (name != "rwkv")
+    (small, states), (large, _), (step, _) = (kept_bytes(target, 3, num) for num in (4, 12, 1))
+    assert states == 3 * found.state_per_row > 0
+    of_node = found.per_node - 3 * 4 * zoo.VOCAB_SIZE
+    assert large - small == 3 * 8 * (of_node + PARENTS)
+    most = 3 * (found.state_per_row + of_node + PARENTS)
+    assert step <= most
+    assert small <= most + 3 * 3 * (of_node + PARENTS)
+    is_own = name not in ("minimax", "recurrent_gemma", "rwkv")
+    assert not is_own or step >= states
+
+
+def test_a_hybrid_draft_model():
+    target, draft = tiny_llama(vocab_size=zoo.VOCAB_SIZE), zoo.build("qwen3_5_text")
+    found = estimate_memory(target, TreeSpeculation(draft))
+    alone = estimate_memory(draft, TreeSpeculation(TokenRecycling()))
+    assert found.state_per_row == alone.draft_state_per_row == 0
+    assert found.draft_state_per_row == alone.state_per_row > 0
+    assert found.draft_cache_per_token == alone.cache_per_token
+    assert found.per_node == alone.per_node
+    per_node = found.per_node + found.cache_per_token + found.draft_cache_per_token
+    per_row = 10 * per_node + 100 * found.draft_cache_per_token + 2 * found.draft_state_per_row
+    assert found.added(100, 2, 10) == found.weights + 2 * per_row
+    assert alone.added(100, 2, 1) == alone.tables + 2 * (alone.per_node + alone.cache_per_token + alone.state_per_row)
+
+
+def test_snapshots_keep_nothing_of_nodes():
+    target = zoo.build("zaya")
+    with pytest.warns(TreespecWarning, match="by chains"):
+        found = estimate_memory(target, TreeSpeculation(TokenRecycling()))
     assert found.state_per_row > 0
-    assert (found.cache_per_token > 0) is (name == "recurrent_gemma")
+    assert found.per_node == 3 * 4 * zoo.VOCAB_SIZE
 
 
 def test_it_is_said(model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,11 @@ from treespec.heads import MedusaHeads, Mtp
 from treespec.heads.drafting.base import HeadDrafter
 from treespec.hf.evaluation import evaluation_mode
 from treespec.hf.generation.speculation import TreeSpeculation
-from treespec.hf.introspect import cache_in, model_facts, num_logits, unwrapped
+from treespec.hf.introspect import ModelFacts, cache_in, model_facts, num_logits, unwrapped
 from treespec.hf.models.base import ModelScorer
+from treespec.hf.models.capability import keeps_states
 from treespec.hf.models.make_scorer import make_scorer
+from treespec.hf.recurrent.scorer import StateScorer
 from treespec.protocols import Drafter, FeatureDrafter
 
 PROBABILITY, TOKEN_ID = 4, 8
@@ -34,10 +36,12 @@ class Memory:
         weights: of what drafts, as loaded; those that it shares with the model are not counted.
         tables: of lookups, on the host.
         cache_per_token: the model's keys and values for one token of one row, which plain decoding keeps too.
-        state_per_row: what recurrent layers keep of a row, however long it is.
+        state_per_row: what recurrent layers keep of a row, however long it is; a second time during a step.
         draft_cache_per_token: the draft's keys and values for one token of one row.
+        draft_state_per_row: what the draft's recurrent layers keep of a row; a second time during a step.
         per_node: one node of one row's tree, while it is verified: the model's logits, its distribution and the draft's
-            in float32, and the hidden states of all layers where some are read.
+            in float32, the hidden states of all layers where some are read, and what recurrent layers, the draft's too,
+            keep of it until the commit.
     """
 
     weights: int
@@ -45,6 +49,7 @@ class Memory:
     cache_per_token: int
     state_per_row: int
     draft_cache_per_token: int
+    draft_state_per_row: int
     per_node: int
 
     def added(self, num_tokens: int, num_rows: int = 1, num_nodes: int = 16) -> int:
@@ -54,7 +59,8 @@ class Memory:
         """
         check_count("num_tokens", num_tokens)
         node = self.per_node + self.cache_per_token + self.draft_cache_per_token
-        per_row = check_count("num_nodes", num_nodes) * node + num_tokens * self.draft_cache_per_token
+        states = self.state_per_row + 2 * self.draft_state_per_row
+        per_row = check_count("num_nodes", num_nodes) * node + num_tokens * self.draft_cache_per_token + states
         return self.weights + self.tables + check_count("num_rows", num_rows) * per_row
 
     def __str__(self) -> str:
@@ -68,7 +74,7 @@ class Memory:
 def estimate_memory(model: PreTrainedModel, speculation: TreeSpeculation) -> Memory:
     """The memory of a speculation on a model: `print(treespec.speedup.estimate_memory(model, speculation))`.
 
-    The caches' sizes are those that passes over one and two tokens leave.
+    The caches' sizes are those that passes over one and two tokens leave, recurrent layers' also those of small trees.
 
     Raises `ConfigError`: not a `TreeSpeculation`, or not a model.
     """
@@ -77,15 +83,17 @@ def estimate_memory(model: PreTrainedModel, speculation: TreeSpeculation) -> Mem
     facts, parts = model_facts(model), list(_parts(speculation.drafter))
     config, size = facts.config, facts.dtype.itemsize
     states = size * (config.num_hidden_layers + 1) * config.hidden_size
-    per_token, per_row = _cache_of(facts.model)
+    own, drafts = _kept_by(facts.model), [_kept_by(scorer.facts.model) for scorer in _scorers(parts)]
     weights, tables = draft_bytes(facts.model, speculation.drafter)
+    per_node = facts.num_logits * (size + 2 * PROBABILITY) + sum(kept.per_node for kept in (own, *drafts))
     return Memory(
         weights,
         tables,
-        per_token,
-        per_row,
-        sum(_draft_cache(part, per_token // config.num_hidden_layers) for part in parts),
-        facts.num_logits * (size + 2 * PROBABILITY) + states * any(isinstance(part, FeatureDrafter) for part in parts),
+        own.per_token,
+        own.per_row,
+        sum(kept.per_token for kept in drafts) + sum(_head_cache(part, max(own.layers, default=0)) for part in parts),
+        sum(kept.per_row for kept in drafts),
+        per_node + states * any(isinstance(part, FeatureDrafter) for part in parts),
     )
 
 
@@ -141,34 +149,75 @@ def _memory_of(tensor: Tensor) -> tuple[int, int]:
         return id(tensor), tensor.nbytes
 
 
-def _draft_cache(part: Any, layer_of_model: int) -> int:
-    """Bytes per token of what a drafter keeps of a text."""
+def _scorers(parts: Iterable[Any]) -> list[ModelScorer]:
+    """Those of the draft models among some drafters."""
+    return [value for part in parts for value in vars(part).values() if isinstance(value, ModelScorer)]
+
+
+def _head_cache(part: Any, layer_of_model: int) -> int:
+    """Bytes per token of what a head keeps of a text, 0 of other drafters."""
     if isinstance(part, Mtp):
         return layer_of_model * sum(len(layer.blocks) for layer in part.head.layers)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
     if isinstance(part, HeadDrafter):
         layer, layers = part.head.config.layer, part.head.get_submodule("layers")
         size = 2 * layer.num_key_heads * layer.head_dim * next(layers.parameters()).itemsize
         return size * len(list(layers.children()))
-    scorers = [value for value in vars(part).values() if isinstance(value, ModelScorer)]
-    return sum(_cache_of(scorer.facts.model)[0] for scorer in scorers)
+    return 0
 
 
-def _cache_of(model: PreTrainedModel) -> tuple[int, int]:
-    """Bytes per token, and per row whatever its length, of the cache of a pass."""
-    sizes = [_num_bytes(model, length) for length in (1, 2)]
-    return sizes[1] - sizes[0], 2 * sizes[0] - sizes[1]
+class _Kept(NamedTuple):
+    """Bytes that a model keeps of a token, layer by layer, of a row whatever its length, and of a pending node."""
+
+    layers: list[int]
+    per_row: int
+    per_node: int
+
+    @property
+    def per_token(self) -> int:
+        return sum(self.layers)
 
 
 @torch.no_grad()
-def _num_bytes(model: PreTrainedModel, length: int) -> int:
+def _kept_by(model: PreTrainedModel) -> _Kept:
     facts = model_facts(model)
+    scorer = make_scorer(facts) if keeps_states(facts.model) else None
+    one, two = (_layer_bytes(facts, scorer, length) for length in (1, 2))
+    layers = [more - less for less, more in zip(one, two, strict=True)]
+    return _Kept(layers, sum(one) - sum(layers), _pending_bytes(scorer) if isinstance(scorer, StateScorer) else 0)
+
+
+def _layer_bytes(facts: ModelFacts, scorer: Any, length: int) -> list[int]:
+    """The bytes of the cache of a text in every layer."""
     ids = torch.zeros(1, length, dtype=torch.int64, device=facts.device)
-    with evaluation_mode(facts.model):
-        found: Any = cache_in(facts.model(ids, use_cache=True))
-    if found is None:  # RWKV and RecurrentGemma keep states elsewhere; their scorers do not.
-        scorer: Any = make_scorer(facts)
+    if scorer is None:
+        with evaluation_mode(facts.model):
+            found: Any = cache_in(facts.model(ids, use_cache=True))
+    else:  # Some models keep states elsewhere; their scorers do not.
         scorer.prefill(ids, ids == 0)
         found = scorer.cache
-    tensors = (value for layer in found.layers for value in vars(layer).values())
-    nested = (one for value in tensors for one in (value.values() if isinstance(value, dict) else [value]))
-    return sum(one.nbytes for one in nested if isinstance(one, Tensor))
+    return [sum(one.nbytes for value in vars(layer).values() for one in _of_layer(value)) for layer in found.layers]
+
+
+def _of_layer(value: Any) -> list[Tensor]:
+    """Keys, values or states among the attributes of a cache's layer, not the buffers that they are views of."""
+    return [one for one in (value.values() if isinstance(value, dict) else [value]) if isinstance(one, Tensor)]
+
+
+def _pending_bytes(scorer: StateScorer) -> int:
+    """The bytes that recurrent layers keep of a node: what a third one adds."""
+    sizes, ids = [], torch.zeros(1, 3, dtype=torch.int64, device="cpu")
+    scorer.prefill(ids.to(scorer.device), (ids == 0).to(scorer.device))
+    for num in (2, 3):
+        scorer.extend(ids[:, :num], torch.arange(-1, num - 1, device="cpu")[None])
+        sizes.append(sum(_storages(_tensors(scorer.kept_of_nodes)).values()))
+        scorer.commit([()])
+    return sizes[1] - sizes[0]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors in lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors(one)

@@ -58,7 +58,9 @@ def test_steps_score_as_plain_passes(architecture):
     model = build(architecture)
     game = Game(model, StateScorer(model), [9, 14, 2])
     assert game.play(3, max_nodes=1, num_passes=1) <= TOLERANCE
-    assert game.play(1, num_passes=2) <= TOLERANCE
+    assert game.play(3, is_root_first=True) <= TOLERANCE
+    game.select_rows([2, 0])
+    assert game.play(2, num_passes=1) <= TOLERANCE
     assert game.play(2, max_nodes=1, num_passes=1) <= TOLERANCE
     assert game.cache_error() <= TOLERANCE
 
@@ -81,17 +83,37 @@ def test_rows_without_a_committed_step_have_the_states_of_before(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_tree_may_grow_from_a_step(name):
+@pytest.mark.parametrize("start", [-1, 0], ids=["committed text", "step"])
+def test_a_tree_may_grow_from_a_step(name, start):
     """As draft models' do: its nodes may follow the step's, or the committed text."""
     model = build(name)
     scorer, first, second = started(model), prompts(2, 1, seed=4), prompts(2, 2, seed=5)
     scorer.extend(first, ROOT)
-    found = scorer.extend(second, torch.tensor([[0, 1], [0, -1]])).logits[:, 1]
-    whole, short = texts(first, second), texts(second[:, 1:])
+    found = scorer.extend(second, torch.tensor([[0, 1], [0, start]])).logits[:, 1]
+    whole, short = texts(first, second), texts(second[:, 1:]) if start else texts(first, second[:, 1:])
     assert (found - logits_of(model, [whole[0], short[1]])).abs().max() <= TOLERANCE
+    third = prompts(2, 2, seed=6)
+    found = scorer.extend(third, torch.tensor([[2, 2], [-2, start]])).logits[:, 1]
+    longer = texts(third[:, 1:]) if start else texts(first, third[:, 1:])
+    assert (found - logits_of(model, [whole[0] + third[0, 1:].tolist(), longer[1]])).abs().max() <= TOLERANCE
     scorer.commit([(0, 1, 2), (0,)])
     found = scorer.extend(prompts(2, 1, seed=6), ROOT).logits[:, 0]
     rows = [texts(first, second, prompts(2, 1, seed=6))[0], texts(first, prompts(2, 1, seed=6))[1]]
+    assert (found - logits_of(model, rows)).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_without_a_path_have_the_states_of_before_a_step(name):
+    """Whatever has been scored behind it."""
+    model = build(name)
+    scorer, first, second = started(model), prompts(2, 1, seed=4), prompts(2, 2, seed=5)
+    before = states_of(scorer)
+    scorer.extend(first, ROOT)
+    scorer.extend(second, torch.tensor([[0, 1], [0, 0]]))
+    scorer.commit([(), (0, 2)])
+    assert all(torch.equal(new[0], old[0]) for new, old in zip(states_of(scorer), before, strict=True))
+    found = scorer.extend(prompts(2, 1, seed=6), ROOT).logits[:, 0]
+    rows = [texts(prompts(2, 1, seed=6))[0], texts(first, second[:, 1:], prompts(2, 1, seed=6))[1]]
     assert (found - logits_of(model, rows)).abs().max() <= TOLERANCE
 
 
@@ -131,8 +153,8 @@ def test_an_error_within_a_step_leaves_states_as_they_were(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("num_errors", [1, 2])
-def test_an_error_behind_a_step_loses_nothing_silently(name, num_errors):
+@pytest.mark.parametrize(("start", "num_errors"), [(0, 1), (-1, 1), (-1, 2)])
+def test_an_error_behind_a_step_loses_nothing_silently(name, start, num_errors):
     model = build(name)
     scorer, first, errors = started(model), prompts(2, 1, seed=4), iter(range(num_errors))
     scorer.extend(first, ROOT)
@@ -143,7 +165,7 @@ def test_an_error_behind_a_step_loses_nothing_silently(name, num_errors):
 
     handle = model.get_output_embeddings().register_forward_pre_hook(fail)
     with pytest.raises(RuntimeError, match="out of order"):
-        scorer.extend(prompts(2, 2, seed=5), torch.tensor([[0, 0]] * 2))
+        scorer.extend(prompts(2, 2, seed=5), torch.tensor([[0, start]] * 2))
     handle.remove()
     if num_errors == 2:  # The step could not be scored again.
         with pytest.raises(TreespecError, match="outside the 0 scored ones"):
@@ -197,8 +219,8 @@ def test_autocast_rounds_no_sums_of_log_decays():
         torch.testing.assert_close(path_sums(nodes, decays), decays.double().cumsum(2))
 
 
-def test_scorers_whose_trees_grow_from_steps_take_no_more(monkeypatch):
-    """They would score every root twice."""
+def test_draft_models_go_on_by_steps(monkeypatch):
+    """Trees of several passes grow from them, and no node is scored twice."""
     model, passes = build("lfm2"), []
     started_passes = scorer_file.TreePass
     monkeypatch.setattr(scorer_file, "TreePass", lambda *args: passes.append(args) or started_passes(*args))
@@ -207,5 +229,6 @@ def test_scorers_whose_trees_grow_from_steps_take_no_more(monkeypatch):
     for _ in range(2):
         scorer.extend(prompts(2, 1, seed=4), ROOT)
         scorer.extend(prompts(2, 2, seed=5), torch.tensor([[0, 0]] * 2))
-        scorer.commit([(0,), (0,)])
-    assert [nodes.num_new for (nodes,) in passes] == [3, 1, 2]
+        scorer.extend(prompts(2, 3, seed=6), torch.tensor([[1, 1, 2]] * 2))
+        scorer.commit([(0, 1), (0,)])
+    assert [(nodes.num_old, nodes.num_new) for (nodes,) in passes] == [(0, 2), (2, 3)] * 2

@@ -67,6 +67,7 @@ class StateLayer(LinearAttentionLayer):
     def __init__(self, number_of_states: int = 1, **kwargs: Any) -> None:
         super().__init__(number_of_states=number_of_states, **kwargs)
         self._has_states: dict[int, bool] = {}
+        self._kept: list[dict[int, Tensor | None]] = []
         self._drop_nodes()
 
     def begin(self, tree_pass: TreePass) -> None:
@@ -92,6 +93,11 @@ class StateLayer(LinearAttentionLayer):
                     chosen = torch.tensor(is_taken_back, device=state.device).reshape(-1, *[1] * (state.ndim - 1))
                     states[number] = torch.where(chosen, cast(Tensor, before[number]), state)
         self._kept = []
+
+    @property
+    def kept_of_nodes(self) -> list[Any]:
+        """Inputs of convolutions, and `ScoredNodes`, of the pending nodes."""
+        return [*self._inputs.values(), *self._scans]
 
     @property
     def _states(self) -> list[dict[int, Tensor | None]]:
@@ -169,7 +175,6 @@ class StateLayer(LinearAttentionLayer):
 
     def _drop_nodes(self) -> None:
         self._pass: TreePass | None = None
-        self._kept: list[dict[int, Tensor | None]] = []
         self._num_scans = self._num_axes = self._scan_axes = 0
         self._inputs: dict[int, Tensor] = {}
         self._scans: list[ScoredNodes] = []

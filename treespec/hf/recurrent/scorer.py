@@ -39,7 +39,7 @@ class StateScorer(TreeScorer):
     another pass.
 
     A pass over one node per row is the model's own step, so that packages for fast kernels compute it; the states
-    before it are kept until the commit. A scorer that gets more nodes before a commit, a draft model's, ends with that.
+    before it are kept until the commit. Nodes that follow it before the commit, a draft model's, read those after it.
 
     Args:
         hidden_layers: see `TreeScorer`.
@@ -52,8 +52,8 @@ class StateScorer(TreeScorer):
 
     _skips_padding = False
     _has_attention = True
-    _step: Int[Tensor, "B 1"] | None
-    """The tokens of a step whose states have gone on, but which is not committed."""
+    _step: Int[Tensor, "B N"] | None
+    """The tokens of all pending nodes, if node 0 is a step, whose states have gone on."""
 
     def __init__(
         self,
@@ -82,6 +82,11 @@ class StateScorer(TreeScorer):
         """What plain passes can continue from; None: the model keeps its states elsewhere."""
         return self._whole if self._own is None or self._own.is_continued else None
 
+    @property
+    def kept_of_nodes(self) -> list[Any]:
+        """What the layers with states keep of the pending nodes until the commit: tensors in lists and tuples."""
+        return [layer.kept_of_nodes for layer in self._layers]
+
     @torch.no_grad()
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
         """See `TreeScorer`; columns that are padding in every row are computed, as plain `generate` does."""
@@ -99,31 +104,23 @@ class StateScorer(TreeScorer):
         """See `TreeScorer`."""
         if self._step is None:
             return super().extend(tokens, parents)
-        # What a tree reads of its first node is gone: it is scored again, with the others.
         self._check_nodes(tokens, parents, len(self._step))
-        step, nothing, self._takes_steps = self._step.to(tokens.device), [()] * len(tokens), False
-        self.commit(nothing)
-        try:
-            scores = super().extend(torch.cat([step, tokens], 1), torch.nn.functional.pad(parents, (1, 0), value=-1))
-        except BaseException:
-            self.commit(nothing)
-            try:
-                super().extend(step, torch.full_like(step, -1))  # The step is pending as before.
-            except RuntimeError:
-                self.commit(nothing)
-            raise
-        return Scores(scores.logits[:, 1:], {layer: states[:, 1:] for layer, states in scores.hidden_states.items()})
+        pending = torch.cat([self._step.to(tokens.device), tokens], 1)
+        if bool((parents == -1).any()):
+            return self._extend_without_step(pending, torch.cat([self._parents, parents], 1))
+        scores = super().extend(tokens, parents)
+        self._step = pending
+        return scores
 
     @torch.no_grad()
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         super().commit(paths)
         self._ends_prompt = self._ends_prompt and not any(paths)
-        if self._step is not None:
-            self._end_step([not path for path in paths])
-            return
-        found = Paths.of(paths, self.device)
+        has_step, self._step = self._step is not None, None
+        found = Paths.of([[node - 1 for node in path[1:]] for path in paths] if has_step else paths, self.device)
         for layer in self._layers:
             layer.commit(found)
+            layer.take_back([has_step and not path for path in paths])
 
     @torch.no_grad()
     def select_rows(self, rows: Sequence[int]) -> None:
@@ -132,6 +129,29 @@ class StateScorer(TreeScorer):
         for layer in self._layers:
             layer.select_rows(index)
         self._step = None if self._step is None else self._step.index_select(0, index.to(self._step.device))
+
+    def _extend_without_step(self, tokens: Int[Tensor, "B N"], parents: Int[Tensor, "B N"]) -> Scores:
+        """Score all pending nodes again, the new ones last: some follow the states before the step, which are gone."""
+        nothing, num_old, self._takes_steps = [()] * len(tokens), self._parents.shape[1], False
+        self.commit(nothing)
+        try:
+            scores = super().extend(tokens, parents)
+        except BaseException:
+            self.commit(nothing)
+            try:
+                super().extend(tokens[:, :num_old], parents[:, :num_old])  # They are pending as before.
+            except RuntimeError:
+                self.commit(nothing)
+            raise
+        states = {layer: states[:, num_old:] for layer, states in scores.hidden_states.items()}
+        return Scores(scores.logits[:, num_old:], states)
+
+    def _nodes(self, num_new: int) -> TreeNodes:
+        """The pending nodes, without a step: the states that they read are those after it."""
+        parents = self._parents
+        if self._step is not None:
+            parents = torch.where(parents == PADDING_PARENT, PADDING_PARENT, parents - 1)[:, 1:]
+        return TreeNodes(parents, num_new, self.device, self._ends_prompt)
 
     def _is_step(self) -> bool:
         """Every row has one pending node; plain decoding reads a prompt's last token in a longer pass."""
@@ -147,13 +167,10 @@ class StateScorer(TreeScorer):
                 layer.keep()
             yield
         except BaseException:
-            self._end_step([True] * len(tokens))
+            self._step = None
+            for layer in self._layers:
+                layer.take_back([True] * len(tokens))
             raise
-
-    def _end_step(self, is_taken_back: Sequence[bool]) -> None:
-        self._step = None
-        for layer in self._layers:
-            layer.take_back(is_taken_back)
 
     @property
     def _layers(self) -> list[StateLayer]:
@@ -197,7 +214,7 @@ class StateScorer(TreeScorer):
             if not is_prefill and self._is_step():
                 stack.enter_context(self._stepping(tokens))
             elif not is_prefill:
-                started = TreePass(TreeNodes(self._parents, tokens.shape[1], self.device, self._ends_prompt))
+                started = TreePass(self._nodes(tokens.shape[1]))
                 stack.enter_context(running(self._files, self._layers, started))
             if self._own is not None:
                 stack.enter_context(self._own.running(self._layers, started))
