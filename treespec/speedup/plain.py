@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-"""The share of the time that trying the slower way again may cost, and the calls between two tries at least; at first
-they are fewer than that share allows, doubled at every try."""
-KNOWN_ENDS = EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
-"""What ends rows of a batch at their end token, or all at once."""
+from transformers import StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from treespec.engine.ranks import Alone
@@ -29,14 +27,10 @@ from treespec.policies import Control
 MEMORY, LEAST_TOKENS = 0.3, 8
 """The weight of a call among those before it, and the tokens of a call that counts."""
 LOSS, LEAST_CALLS = 0.01, 4
-<<<<<<< HEAD
-"""The share of the time that trying the slower way again may cost, and the calls between two tries at least."""
-KNOWN_ENDS = EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
-"""What ends rows of a batch at their end token, or all at once."""
-=======
 """The share of the time that trying the slower way again may cost, and the calls between two tries at least; at first
 they are fewer than that share allows, doubled at every try."""
->>>>>>> main
+KNOWN_ENDS = EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
+"""What ends rows of a batch at their end token, or all at once."""
 
 
 class FasterWay:
