@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.hybrids import SERVED
 from helpers.rounds import tree_logits
-from helpers.zoo import BY_NAME, VOCAB_SIZE, build, prompts
+from helpers.zoo import BY_NAME, STATEFUL, VOCAB_SIZE, build, prompts
 
 import treespec
 from treespec.checks import AUTO
@@ -122,7 +121,7 @@ def check_random_options(seed: int, monkeypatch: pytest.MonkeyPatch, num_sets: i
     """Returns acceptance lengths."""
     choice, lengths = random.Random(seed), []
     for _ in range(num_sets):
-        name = str(choice.choice(SERVED))
+        name = str(choice.choice(STATEFUL))
         options, given = random_options(choice)
         make = drafters(name, given, choice)
         found = decoded(name, options, treespec.TreeSpeculation(make(), **given))
@@ -152,7 +151,7 @@ def test_wrong_states_are_found(monkeypatch):
             layer._drop_nodes()
         commit(scorer, paths)
 
-    monkeypatch.setitem(globals(), "SERVED", [BY_NAME["qwen3_5_text"]])
+    monkeypatch.setitem(globals(), "STATEFUL", [BY_NAME["qwen3_5_text"]])
     for name in ("qwen3_5_text", *DRAFTS):
         make_scorer(built(name))  # With the checks of a first use, which would find it.
     monkeypatch.setattr(StateScorer, "commit", forgetting)
