@@ -30,7 +30,7 @@ def tempered(floor: int = 20, attention: str = "sdpa") -> PreTrainedModel:
 
 
 def differences(model: PreTrainedModel) -> float:
-    """Of trees' logits from paths', of rows without padding, whose slots get holes."""
+    """How far trees' logits are from paths', in rows without padding, whose slots get holes."""
     game = Game(model, StateScorer(model), [26, 26])
     worst = game.play(3, num_passes=1)
     game.select_rows([1])
