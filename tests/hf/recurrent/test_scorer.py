@@ -125,7 +125,7 @@ def test_a_single_column_of_padding_is_read_as_plain_decoding_reads_it():
 
 @pytest.mark.parametrize("name", [*KINDS, "rwkv"])
 def test_passes_over_padding_alone(name):
-    """Of nodes behind a root, and of a text's beginning."""
+    """The logits of nodes behind a root, and of a text's beginning."""
     scorer, tokens = filled(build(name), 2), prompts(2, 2, seed=1)
     expected = scorer.extend(tokens, torch.tensor([[-1, 0]] * 2)).logits[:, 1:]
     scorer.commit([(), ()])
