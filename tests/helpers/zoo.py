@@ -95,6 +95,15 @@ _NO_LIMIT = {"time_step_min": 1e-9}
 """transformers' chunks limit step sizes, its single steps do not: uncached passes differ by that."""
 INDEXED = {"index_head_dim": 8, "index_n_heads": 4, "index_topk": 256}
 
+_INKLING = {
+    "layer_types": ["hybrid_sliding", "hybrid"],
+    "unpadded_vocab_size": VOCAB_SIZE,
+    "sliding_window_size": WINDOW,
+    "swa_head_dim": 8,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+}
+
 _KEYS_ONLY: tuple[Architecture, ...] = (
     # One attention over everything, rotary or learned positions.
     Architecture("llama"),
@@ -232,6 +241,7 @@ STATEFUL: tuple[Architecture, ...] = (
             "head_dim": 8,
         },
     ),
+    Architecture("inkling_text", _ROUTED | _HEADS | _INKLING),
     Architecture("olmo_hybrid", _DELTA),
     Architecture("qwen3_5_text", _DELTA),
     Architecture("qwen3_next", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32}),
@@ -279,14 +289,6 @@ ARCHITECTURES = (
 RWKV = Architecture("rwkv", {"rescale_every": 1, "max_position_embeddings": None}, attentions=_EAGER)
 """For single texts: in its own batches transformers mixes the rows up, and takes padding for text."""
 
-_INKLING = {
-    "layer_types": ["hybrid_sliding", "hybrid"],
-    "unpadded_vocab_size": VOCAB_SIZE,
-    "sliding_window_size": WINDOW,
-    "swa_head_dim": 8,
-    "swa_num_attention_heads": 4,
-    "swa_num_key_value_heads": 2,
-}
 _QSA = {
     "layer_types": ["linear_attention", "indexed_attention"],
     "shared_expert_intermediate_size": 32,
@@ -306,7 +308,6 @@ _NGRAMS = {
     "make_ngram_vocab_size_divisible_by": 2,
 }
 BY_CHAINS: tuple[Architecture, ...] = (
-    Architecture("inkling_text", _EXPERTS | _HEADS | _INKLING, Capability.CHAIN),
     Architecture("inkling2_text", _EXPERTS | _HEADS | _INKLING, Capability.CHAIN, attentions=_EAGER),
     Architecture("inkling2_loop_text", _EXPERTS | _HEADS | _INKLING, Capability.CHAIN, attentions=_EAGER),
     Architecture("qwen4_exp_text", _DELTA | _EXPERTS | _QSA, Capability.CHAIN),

@@ -7,6 +7,7 @@ import torch
 from helpers.head_runs import left_padded
 from helpers.text_tokenizers import byte_level
 from helpers.tiny import tiny_llama
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 import treespec
 from treespec.engine.stats import PHASES, SpeculationStats
@@ -137,6 +138,26 @@ def test_stop_strings_end_where_generate_ends(always_plain):
     assert speculation.stats.choices == {"plain": len(expected[0]) - 9}
     treespec.generate(model, left_padded([9, 4]), speculation, stop_strings=strings, max_new_tokens=6, do_sample=False)
     assert speculation.stats.seconds["verify"] > 0
+    speculation.restore()
+
+
+class EvenToken(StoppingCriteria):
+    """Ends a row after an even token, as a user's own criterion may."""
+
+    def __call__(self, input_ids, scores, **_):
+        return input_ids[:, -1] % 2 == 0
+
+
+def test_rows_that_own_criteria_end_are_counted_to_their_end(model, always_plain):
+    speculation, options = treespec.speed_up(model), {"max_new_tokens": 12, "do_sample": False}
+    options["stopping_criteria"] = StoppingCriteriaList([EvenToken()])
+    for lengths in ([9], [9, 4, 6]):
+        inputs = left_padded(lengths)
+        out = model.generate(**inputs, **options, custom_generate=speculation)
+        assert out.equal(model.generate(**inputs, **options))
+        rows = [row.tolist() for row in out[:, 9:]]
+        ends = [next((k + 1 for k, token in enumerate(row) if token % 2 == 0 or token == 7), len(row)) for row in rows]
+        assert speculation.stats.num_emitted_tokens == sum(ends)
     speculation.restore()
 
 

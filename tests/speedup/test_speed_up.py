@@ -34,12 +34,6 @@ def model(tmp_path):
     return LlamaForCausalLM.from_pretrained(folder).eval()
 
 
-@pytest.fixture(autouse=True)
-def no_compiler(monkeypatch):
-    """Nothing is compiled meanwhile, which takes a core half a minute."""
-    monkeypatch.setattr(kernels, "load_library", lambda folder, is_background: None)
-
-
 @pytest.fixture
 def uncompiled(monkeypatch):
     """Kernels that have to be compiled first: an event that lets the compiler end."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.generation.stopping_criteria import StoppingCriteriaList
+from transformers import StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from treespec.engine.ranks import Alone
@@ -28,6 +29,8 @@ MEMORY, LEAST_TOKENS = 0.3, 8
 LOSS, LEAST_CALLS = 0.01, 4
 """The share of the time that trying the slower way again may cost, and the calls between two tries at least; at first
 they are fewer than that share allows, doubled at every try."""
+KNOWN_ENDS = EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
+"""What ends rows of a batch at their end token, or all at once."""
 
 
 class FasterWay:
@@ -93,7 +96,8 @@ def can_be_plain(call: Call) -> bool:
     wanted = (call.seed, call.trace, call.compiled)
     is_wanting = call.record_steps or call.progress or any(option is not None for option in wanted)
     is_special = call.config.return_dict_in_generate or call.has_filled_cache or bool(call.state_layers)
-    if call.stop_strings is not None and call.num_rows > 1:  # Padding after a stop would count as tokens.
+    has_known_ends = call.stop_strings is None and all(isinstance(one, KNOWN_ENDS) for one in call.criteria)
+    if call.num_rows > 1 and not has_known_ends:  # Padding after such an end would count as tokens.
         return False
     return isinstance(call.policy, Control) and not (is_wanting or is_special) and isinstance(call.facts.ranks, Alone)
 

@@ -10,8 +10,9 @@ from itertools import product
 
 import pytest
 import torch
+from helpers.hybrids import SizedTrees
 from helpers.rounds import Game, cache_error, recurrent_states
-from helpers.zoo import BY_NAME, STATEFUL, VOCAB_SIZE, Architecture, build, prompts
+from helpers.zoo import BY_NAME, RWKV, STATEFUL, VOCAB_SIZE, Architecture, build, prompts
 from transformers import DynamicCache, PreTrainedModel
 
 import treespec
@@ -111,6 +112,27 @@ def test_the_shortest_padded_batches(name):
         ids = prompts(len(pads), 1 + max(pads))
         mask = torch.arange(ids.shape[1]) >= torch.tensor(pads).unsqueeze(1)
         check_identity(model, ids.masked_fill(~mask, 0), mask, 12, treespec.TreeSpeculation(TokenRecycling(), tree=8))
+
+
+def test_a_single_column_of_padding_is_read_as_plain_decoding_reads_it():
+    """RecurrentGemma's blocks mask no padding, whose embedding need not be 0."""
+    model, speculation = build("recurrent_gemma"), treespec.TreeSpeculation(TokenRecycling(), tree=8)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = model.get_input_embeddings().weight[5:9].sum(0)
+    for ids, mask in (([[0, 5]], [[0, 1]]), ([[0, 5], [4, 9]], [[0, 1], [1, 1]])):
+        check_identity(model, torch.tensor(ids), torch.tensor(mask), 20, speculation)
+
+
+@pytest.mark.parametrize("name", [*KINDS, "rwkv"])
+def test_passes_over_padding_alone(name):
+    """The logits of nodes behind a root, and of a text's beginning."""
+    scorer, tokens = filled(build(name), 2), prompts(2, 2, seed=1)
+    expected = scorer.extend(tokens, torch.tensor([[-1, 0]] * 2)).logits[:, 1:]
+    scorer.commit([(), ()])
+    scorer.extend(tokens[:, :1], torch.tensor([[-1]] * 2))
+    assert scorer.extend(tokens, torch.tensor([[-2, -2]] * 2)).logits.isfinite().all()
+    logits = scorer.extend(tokens[:, 1:], torch.tensor([[0]] * 2)).logits
+    assert (logits - expected).abs().max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -258,19 +280,40 @@ def test_draft_models_with_states_grow_trees(name):
     assert speculation.stats.mean_acceptance_length > 3  # The draft model is the target.
 
 
+SIZES = (4, 16, 48)
+"""Nodes of trees."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", STATEFUL, ids=str)
-def test_long_greedy_texts_equal_generate(architecture: Architecture):
-    """Batches of one and three with padding, trees in which the true continuation is at random ranks."""
+@pytest.mark.parametrize("architecture", [*STATEFUL, RWKV], ids=str)
+@pytest.mark.parametrize("padding", [(0,), (0, 5, 12)], ids=["one text", "three padded"])
+def test_long_greedy_texts_equal_generate(architecture: Architecture, padding: tuple[int, ...]):
+    """Trees in which the true continuation is the path to a random node."""
+    model, is_alone = build(architecture), architecture is RWKV
+    mask = torch.arange(30) >= torch.tensor([0] * len(padding) if is_alone else padding).unsqueeze(1)
+    ids = prompts(len(padding), 30).masked_fill(~mask, 0)
+    # Rows of RWKV are as each is alone.
+    parts = zip(ids.split(1), mask.split(1), strict=True) if is_alone else [(ids, mask)]
+    plain = [row for texts, valid in parts for row in plain_texts(model, texts, 100, valid)]
+    for num_nodes in SIZES:
+        speculation = treespec.TreeSpeculation(SizedTrees(plain, num_nodes), tree=BestFirst(num_nodes))
+        options = {"attention_mask": mask.long(), "max_new_tokens": 100, **OPTIONS}
+        out = model.generate(ids, **options, custom_generate=speculation)
+        assert out[:, 30:].tolist() == plain, num_nodes
+        stats = speculation.stats
+        assert any(rank > 0 for rank in stats.num_accepted_at_rank)
+        assert len(stats.num_drafted_at_node) == num_nodes - 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [*STATEFUL, RWKV], ids=str)
+@pytest.mark.parametrize("num_nodes", SIZES)
+def test_logits_of_trees_are_those_of_paths(architecture: Architecture, num_nodes: int):
+    """Trees of this size at most in every row, behind texts and committed paths, with padding but for RWKV."""
     model = build(architecture)
-    for padding in ([0], [0, 5, 12]):
-        mask = torch.arange(30) >= torch.tensor(padding).unsqueeze(1)
-        ids = prompts(len(padding), 30, seed=4).masked_fill(~mask, 0)
-        plain = plain_texts(model, ids, 100, mask)
-        for num_nodes in (4, 16, 48):
-            speculation = treespec.TreeSpeculation(Planted(plain, VOCAB_SIZE, 4), tree=BestFirst(num_nodes))
-            check_identity(model, ids, mask, 100, speculation, plain)
-            assert any(rank > 0 for rank in speculation.stats.num_accepted_at_rank)
+    game = Game(model, make_scorer(model), [26] * 3 if architecture is RWKV else [26, 21, 14], seed=num_nodes)
+    assert game.play(4, max_nodes=num_nodes, num_passes=1) <= TOLERANCE
+    assert game.cache_error() <= TOLERANCE
 
 
 @torch.no_grad()
@@ -337,10 +380,14 @@ def test_joint_distribution_is_the_targets(name):
     assert g_test(Counter(map(tuple, out[:, 8:].tolist())), exact) > 1e-4
 
 
-BY_RULE = [("qwen3_5_text", rule) for rule in RULES if RULES[rule].is_lossless and rule != "traversal"]
+BY_RULE = [
+    pytest.param(name, rule, marks=() if rule == "traversal" or name == "qwen3_5_text" else pytest.mark.slow)
+    for name, rule in product([*KINDS, "rwkv"], RULES)
+    if RULES[rule].is_lossless
+]
 
 
-@pytest.mark.parametrize(("name", "rule"), [*((name, "traversal") for name in [*KINDS, "rwkv"]), *BY_RULE])
+@pytest.mark.parametrize(("name", "rule"), BY_RULE)
 @torch.no_grad()
 def test_joint_distribution_is_the_targets_by_enumeration(name, rule):
     """All drafts and all coins: trees of samples, without replacement where it can be, behind a committed path."""
