@@ -48,8 +48,9 @@ def toy_distribution(weights: Sequence[int], is_exact: bool = False) -> np.ndarr
     """A read-only distribution [V] proportional to integer weights. Raises `ConfigError`: negative or all zero."""
     if not (sum(weights) > 0 and min(weights) >= 0):
         raise ConfigError(f"a distribution needs weights that are not negative and not all zero, got {list(weights)}")
-    exact = [Fraction(weight, sum(weights)) for weight in weights]
-    probs = np.array(exact, dtype=object) if is_exact else np.array([float(prob) for prob in exact])
+    total = sum(weights)
+    exact = [Fraction(weight, total) for weight in weights] if is_exact else []
+    probs = np.array(exact, dtype=object) if is_exact else np.array(weights) / total
     probs.flags.writeable = False
     return probs
 
@@ -127,21 +128,25 @@ class ToyDrafter:
         """The distribution before and after earlier siblings were taken out, or the selected token."""
         context = tree.contexts[node]
         probs = self.draft_distributions[0](context)
+        if self.scheme in (SELECTED, MIXED):
+            return self._selected(probs, rank, width)
+        if self.scheme == WITHOUT_REPLACEMENT:
+            return probs, _without(probs, [tree.tokens[child] for child in tree.children(node)]), None
+        if self.scheme == SEVERAL_DRAFTERS:
+            probs = self.draft_distributions[rank % len(self.draft_distributions)](context)
+        return probs, probs, None
+
+    def _selected(
+        self, probs: np.ndarray, rank: int, width: int
+    ) -> tuple[np.ndarray | None, np.ndarray | None, int | None]:
         by_value = sorted(range(len(probs)), key=lambda token: (-probs[token], token))
-        if self.scheme == SELECTED:
-            return None, None, by_value[rank] if rank < len(probs) else None
         if self.scheme == MIXED:
             rest = _without(probs, by_value[: width - 1])
             if rest is not None and rank == 0:
                 return rest, rest, None
             # With nothing left to sample from, every child is selected.
             rank = rank if rest is None else rank - 1
-            return None, None, by_value[rank] if rank < len(probs) else None
-        if self.scheme == WITHOUT_REPLACEMENT:
-            return probs, _without(probs, [tree.tokens[child] for child in tree.children(node)]), None
-        if self.scheme == SEVERAL_DRAFTERS:
-            probs = self.draft_distributions[rank % len(self.draft_distributions)](context)
-        return probs, probs, None
+        return None, None, by_value[rank] if rank < len(probs) else None
 
 
 def _without(probs: np.ndarray, tokens: Sequence[int]) -> np.ndarray | None:
