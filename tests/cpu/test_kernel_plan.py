@@ -4,6 +4,7 @@ import json
 import warnings
 
 import pytest
+import torch
 from torch import nn
 
 import treespec
@@ -76,3 +77,9 @@ def test_the_choice_prefers_one_kernel():
     choices = module.choose(times)
     assert choices[256] == "packed"
     assert choices[64] == PLAIN
+
+
+def test_measuring_draws_nothing_from_torchs_generator(layers):
+    state = torch.get_rng_state()
+    module.measure([part for part in layers.modules() if isinstance(part, nn.Linear)], {}, (1, 2))
+    assert torch.get_rng_state().equal(state)

@@ -54,6 +54,14 @@ def test_tensorrt():
     assert in_vllm_words(words)[0] == {"method": "ngram", "prompt_lookup_max": 4, "num_speculative_tokens": 3}
 
 
+def test_tensorrts_other_names():
+    mtp = {"decoding_type": "MTP", "num_nextn_predict_layers": 2}
+    assert in_vllm_words(mtp)[0] == {"method": "mtp", "num_speculative_tokens": 2}
+    assert in_vllm_words(TENSORRT | {"decoding_type": "Eagle"})[0]["method"] == "eagle3"
+    medusa = TENSORRT | {"decoding_type": "Medusa", "medusa_choices": [[0], [1], [0, 0]]}
+    assert in_vllm_words(medusa)[0] == {"method": "medusa", "model": "x", "num_speculative_tokens": 3}
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [

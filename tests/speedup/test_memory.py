@@ -58,7 +58,7 @@ def test_a_head(model, tmp_path, method):
     assert found.per_node == logits.nbytes * 3 + 9 * 32 * 4
 
 
-@pytest.mark.parametrize(("name", "num_layers"), [("mimo", 2), ("qwen3_5", 1)])
+@pytest.mark.parametrize(("name", "num_layers"), [("mimo", 2), ("qwen3_5", 1), ("nemotron_h", 1)])
 def test_mtp_layers(tmp_path, name, num_layers):
     made = mtp_files.write(tmp_path, name, num_layers)
     drafter = load_mtp(made.target)

@@ -34,12 +34,6 @@ def model(tmp_path):
     return LlamaForCausalLM.from_pretrained(folder).eval()
 
 
-@pytest.fixture(autouse=True)
-def no_compiler(monkeypatch):
-    """Nothing is compiled meanwhile, which takes a core half a minute."""
-    monkeypatch.setattr(kernels, "load_library", lambda folder, is_background: None)
-
-
 @pytest.fixture
 def uncompiled(monkeypatch):
     """Kernels that have to be compiled first: an event that lets the compiler end."""
@@ -332,10 +326,12 @@ def test_calls_do_not_wait_for_a_compiler(model, uncompiled):
     assert "meanwhile" in str(speculation)
     copied = pickle.loads(pickle.dumps(speculation))
     assert copied.found.names == speculation.found.names
+    ways = speculation._ways
     uncompiled.set()
     compiling.join()
     assert model.generate(PROMPT, max_new_tokens=8, do_sample=False, custom_generate=speculation).equal(plain)
     assert "treespec's for CPUs (native)" in str(speculation)
+    assert speculation._ways is not ways  # What calls with the slow layers took says nothing any more.
 
 
 def test_a_compiler_that_fails_leaves_the_layers_that_need_none(monkeypatch):

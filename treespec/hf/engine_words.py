@@ -17,7 +17,14 @@ SGLANG_METHODS = {
     "NGRAM": "ngram",
     "DFLASH": "dflash",
 }
-TENSORRT_METHODS = {"Eagle3": "eagle3", "MTP": "mtp", "DraftTarget": "draft_model", "NGram": "ngram"}
+TENSORRT_METHODS = {
+    "Eagle": "eagle3",  # Its PyTorch engine reads EAGLE-3's files under either name.
+    "Eagle3": "eagle3",
+    "MTP": "mtp",
+    "Medusa": "medusa",
+    "DraftTarget": "draft_model",
+    "NGram": "ngram",
+}
 MODEL = "model"
 
 
@@ -55,8 +62,9 @@ def _tensorrt(config: dict[str, Any]) -> tuple[dict[str, Any], TreePolicy]:
     found = _method(config, "decoding_type", TENSORRT_METHODS)
     names = {"speculative_model": MODEL, "speculative_model_dir": MODEL}
     _move(config, found, names | {"max_matching_ngram_size": "prompt_lookup_max"})
-    depth = check_count("max_draft_len", config.pop("max_draft_len", 0))
-    choices = config.pop("eagle_choices", None)
+    key = "num_nextn_predict_layers" if "num_nextn_predict_layers" in config else "max_draft_len"
+    depth = check_count(key, config.pop(key, 0))
+    choices = config.pop("medusa_choices" if found["method"] == "medusa" else "eagle_choices", None)
     is_dynamic, width = config.pop("use_dynamic_tree", False), config.pop("dynamic_tree_max_topK", 1)
     num_drafted = config.pop("max_total_draft_tokens", None)
     _refuse(config, "TensorRT-LLM")

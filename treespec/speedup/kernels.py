@@ -65,11 +65,13 @@ class Kernels:
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_compiling": None}
 
-    def advance(self) -> None:
-        """Before a call: take the kernels if they have been compiled since the last one."""
-        if self._compiling is not None and not self._compiling.is_alive():
-            self._compiling = None
-            self._apply()
+    def advance(self) -> bool:
+        """Before a call: take the kernels if they have been compiled since the last one, and say so."""
+        if self._compiling is None or self._compiling.is_alive():
+            return False
+        self._compiling = None
+        self._apply()
+        return True
 
     def restore(self) -> None:
         """Undo everything."""

@@ -157,7 +157,8 @@ def _scorers(parts: Iterable[Any]) -> list[ModelScorer]:
 def _head_cache(part: Any, layer_of_model: int) -> int:
     """Bytes per token of what a head keeps of a text, 0 of other drafters."""
     if isinstance(part, Mtp):
-        return layer_of_model * sum(len(layer.blocks) for layer in part.head.layers)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+        kinds = [type(module).__name__ for module in part.head.modules()]
+        return layer_of_model * sum(kind.endswith("Attention") for kind in kinds)
     if isinstance(part, HeadDrafter):
         layer, layers = part.head.config.layer, part.head.get_submodule("layers")
         size = 2 * layer.num_key_heads * layer.head_dim * next(layers.parameters()).itemsize

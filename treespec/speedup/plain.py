@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from treespec.engine.ranks import Alone
@@ -25,20 +27,24 @@ from treespec.policies import Control
 MEMORY, LEAST_TOKENS = 0.3, 8
 """The weight of a call among those before it, and the tokens of a call that counts."""
 LOSS, LEAST_CALLS = 0.01, 4
-"""The share of the time that trying the slower way again may cost, and the calls between two tries at least."""
+"""The share of the time that trying the slower way again may cost, and the calls between two tries at least; at first
+they are fewer than that share allows, doubled at every try."""
+KNOWN_ENDS = EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
+"""What ends rows of a batch at their end token, or all at once."""
 
 
 class FasterWay:
-    """Which way decodes the next call, by the seconds per token of earlier calls with as many rows.
+    """Which way decodes the next call, by the seconds per token, after the prompt, of earlier calls with as many rows.
 
-    Speculation comes first. Where its steps bring less than the time of its passes alone would have brought in plain
-    decoding, a call is decoded plainly; then the faster way is taken, and the slower one tried again now and then.
+    Speculation comes first, and its first call, which makes what is made once, does not count. Where its steps bring
+    less than the time of its passes alone would have brought in plain decoding, a call is decoded plainly; then the
+    faster way is taken, and the slower one tried again now and then.
     """
 
     def __init__(self) -> None:
         self._seconds: dict[bool, float] = {}  # Per token, by whether it was plain.
-        self._num_since = 0
-        self._is_slow = False
+        self._num_since, self._wait = 0, LEAST_CALLS
+        self._is_slow = self._is_warm = False
 
     @property
     def is_plain(self) -> bool:
@@ -47,18 +53,24 @@ class FasterWay:
             return self._is_slow
         faster = self._seconds[True] < self._seconds[False]
         loss = self._seconds[not faster] / self._seconds[faster] - 1
-        is_due = self._num_since >= max(LEAST_CALLS, math.ceil(loss / LOSS))
+        is_due = self._num_since >= min(self._wait, max(LEAST_CALLS, math.ceil(loss / LOSS)))
         return faster != is_due
 
     def learn(self, is_plain: bool, seconds: float, stats: SpeculationStats, num_rows: int) -> None:
         """Count a call that took `seconds`."""
-        num_tokens = stats.num_emitted_tokens / num_rows
-        if num_tokens < LEAST_TOKENS:
+        num_tokens = stats.num_emitted_tokens / num_rows - is_plain  # Plain decoding's first one is the prompt's.
+        was_warm, self._is_warm = self._is_warm, True
+        if num_tokens < LEAST_TOKENS or not was_warm:
             return
-        before = self._seconds.get(is_plain, seconds / num_tokens)
-        self._seconds[is_plain] = before + MEMORY * (seconds / num_tokens - before)
-        is_faster = len(self._seconds) < 2 or self._seconds[is_plain] <= self._seconds[not is_plain]
-        self._num_since = self._num_since + 1 if is_faster else 0
+        now = (seconds - stats.seconds["prefill"]) / num_tokens
+        before, other = self._seconds.get(is_plain, now), self._seconds.get(not is_plain, math.inf)
+        # The slower way, tried again, is what it is now: how it was may be long ago, or was one busy moment.
+        was_slower = before > other
+        self._seconds[is_plain] = now if was_slower else before + MEMORY * (now - before)
+        is_slower = self._seconds[is_plain] > other
+        self._num_since = 0 if was_slower or is_slower else self._num_since + 1
+        if was_slower:
+            self._wait = 2 * self._wait if is_slower else LEAST_CALLS
         if not is_plain:
             own = sum(stats.seconds.values()) - stats.seconds["prefill"]
             self._is_slow = stats.block_efficiency * stats.seconds["target"] < own
@@ -84,7 +96,8 @@ def can_be_plain(call: Call) -> bool:
     wanted = (call.seed, call.trace, call.compiled)
     is_wanting = call.record_steps or call.progress or any(option is not None for option in wanted)
     is_special = call.config.return_dict_in_generate or call.has_filled_cache or bool(call.state_layers)
-    if call.stop_strings is not None and call.num_rows > 1:  # Padding after a stop would count as tokens.
+    has_known_ends = call.stop_strings is None and all(isinstance(one, KNOWN_ENDS) for one in call.criteria)
+    if call.num_rows > 1 and not has_known_ends:  # Padding after such an end would count as tokens.
         return False
     return isinstance(call.policy, Control) and not (is_wanting or is_special) and isinstance(call.facts.ranks, Alone)
 
@@ -104,20 +117,35 @@ def streamed(call: Call) -> AbstractContextManager[BaseStreamer | None]:
     return nullcontext() if call.streamer is None else PlainStreaming(call.streamer, call.input_ids)
 
 
+class FirstToken:
+    """A stopping criterion that stops nothing, and notes when the first token was there."""
+
+    def __init__(self) -> None:
+        self._start, self.seconds = time.perf_counter(), 0.0
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        """See `transformers.StoppingCriteria`."""
+        if not self.seconds:
+            input_ids[0, -1].item()  # On accelerators this waits for the token.
+            self.seconds = time.perf_counter() - self._start
+        return input_ids.new_zeros(len(input_ids), dtype=torch.bool)
+
+
 def decode_plainly(call: Call) -> tuple[Tensor, SpeculationStats]:
     """What `model.generate` itself decodes, int64 [B, P + new], and what it took."""
     model: Any = call.model
     arguments = {**call.prompt.arguments, "use_cache": True}
     if call.cache is not None:
         arguments[call.facts.cache_argument] = call.cache
-    prepared = call.input_ids, call.processors, criteria_of(call), call.config
-    start = time.perf_counter()
+    start, first = time.perf_counter(), FirstToken()
+    prepared = call.input_ids, call.processors, StoppingCriteriaList([*criteria_of(call), first]), call.config
     with evaluation_mode(model), streamed(call) as streamer:
         out = model._sample(*prepared, streamer=streamer, **arguments)
     new = out[:, call.num_prompt :].cpu()  # On accelerators this waits for the output.
     ends = torch.isin(new, torch.tensor(call.end_tokens, dtype=new.dtype, device="cpu"))
     num_emitted = int((ends.cumsum(1) - ends.long() == 0).sum())
-    seconds = {"prefill": 0.0, "draft": 0.0, "target": time.perf_counter() - start, "verify": 0.0, "commit": 0.0}
+    target = time.perf_counter() - start - first.seconds
+    seconds = {"prefill": first.seconds, "draft": 0.0, "target": target, "verify": 0.0, "commit": 0.0}
     stats = SpeculationStats(
         num_drafts=num_emitted,
         num_emitted_tokens=num_emitted,

@@ -41,7 +41,8 @@ class SpedUp(TreeSpeculation):
 
     @contextmanager
     def _elsewhere(self, call: Call) -> Iterator[Output | None]:
-        self._kernels.advance()  # No other call of this object runs.
+        if self._kernels.advance():  # No other call of this object runs.
+            self._ways = Ways()
         with self._ways.timed(call, lambda: self.stats) as is_plain:
             yield self._plainly(call) if is_plain else None
 

@@ -239,9 +239,10 @@ def test_the_layers_are_a_method_of_configurations(checkpoints):
     target = checkpoints("qwen3_5").target
     inputs = left_padded([9, 4])
     plain = target.generate(**inputs, max_new_tokens=10, do_sample=False)
-    speculation = from_config({"method": "mtp", "num_speculative_tokens": 2}, target=target)
-    assert target.generate(**inputs, max_new_tokens=10, do_sample=False, custom_generate=speculation).equal(plain)
-    assert speculation.stats.num_draft_tokens > 0
+    for method in ("mtp", "qwen3_next_mtp"):  # Also vLLM's older names.
+        speculation = from_config({"method": method, "num_speculative_tokens": 2}, target=target)
+        assert target.generate(**inputs, max_new_tokens=10, do_sample=False, custom_generate=speculation).equal(plain)
+        assert speculation.stats.num_draft_tokens > 0
 
 
 def test_they_merge_with_others(checkpoints):

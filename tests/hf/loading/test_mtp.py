@@ -159,6 +159,49 @@ def test_sarvams_configuration_names_layers_that_are_not_published(tmp_path):
         load_mtp(target_of(tmp_path))
 
 
+SCALES = {
+    "of blocks, as in DeepSeek's files": ("_scale_inv", (24, 16)),
+    "of rows, as in compressed-tensors": ("_scale", (1, 1 << 20)),
+    "of tensors": ("_scale", (1 << 20, 1 << 20)),
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_weights_in_8_bit_floats_are_multiplied_by_their_scales(original, folder, name):
+    suffix, block = SCALES[name]
+    target, generator = target_of(original), torch.Generator().manual_seed(0)
+    wide = {}
+
+    def edit(tensors):
+        for key in [key for key in tensors if key.startswith("model.layers.2.") and key.endswith("_proj.weight")]:
+            if "eh_proj" not in key:
+                small = tensors[key].to(torch.float8_e4m3fn)
+                scales = (
+                    torch.rand([-(-size // b) for size, b in zip(small.shape, block, strict=True)], generator=generator)
+                    + 0.5
+                )
+                rows, columns = (torch.arange(size) // b for size, b in zip(small.shape, block, strict=True))
+                wide[key] = small.float() * scales[rows][:, columns]
+                tensors |= {key: small, key + suffix: scales}
+
+    change(folder, edit)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": list(block)}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = load_mtp(target, folder).head.state_dict()
+    change(folder, lambda tensors: [tensors.pop(key + suffix) for key in wide] and tensors.update(wide))
+    expected = load_mtp(target, folder).head.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(found[key].equal(expected[key]) for key in expected)
+
+
+def test_scales_of_other_blocks_are_refused(original, folder):
+    key = "model.layers.2.self_attn.q_proj.weight"
+    change(folder, lambda tensors: tensors.update({key: tensors[key].half(), key + "_scale_inv": torch.ones(3, 5)}))
+    with pytest.raises(CheckpointError, match=r"q_proj.weight_scale_inv \[3, 5\] is not of rows or blocks of"):
+        load_mtp(target_of(original), folder)
+
+
 def test_copies_of_the_targets_weights_are_not_read(folder):
     names = ("embed_tokens", "shared_head.head")
     copies = {f"model.layers.2.{name}.weight": torch.full((zoo.VOCAB_SIZE, 32), torch.nan) for name in names}

@@ -31,6 +31,8 @@ UNSERVED = {
     ".enorm.m.": "LongCat-Flash: names of its own",
 }
 """What names hold, and whose they are."""
+SCALES, BLOCK = (".weight_scale", ".weight_scale_inv"), (128, 128)
+"""Ends of names of the scales of weights in 8-bit floats: one, one for each row, or one for each block of this size."""
 COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 """Ends of names of the target's own embedding and output layer, which some layouts repeat; they are not read."""
 
@@ -131,6 +133,8 @@ class MtpTensors:
 def read_mtp(folder: Path, num_hidden_layers: int) -> tuple[Layout, list[MtpTensors]] | None:
     """The MTP layers in a checkpoint of a target with this many layers; None: there are none.
 
+    Weights in 8-bit floats, such as DeepSeek's and GLM's, are multiplied by their scales.
+
     Raises:
         CheckpointError: no safetensors, a damaged file, a layout that is not known, tensors that are missing or left
             over, or integers in place of weights.
@@ -146,6 +150,7 @@ def read_mtp(folder: Path, num_hidden_layers: int) -> tuple[Layout, list[MtpTens
         tensors |= {_plain(name): tensor for name, tensor in read_finite_tensors(file, names).items()}
     if not tensors:
         return None
+    tensors = _dequantized(tensors, folder)
     layout, first = _layout(folder, tensors, num_hidden_layers)
     layers = _take_layers(layout, tensors, first, folder)
     if tensors:
@@ -186,6 +191,25 @@ def _is_mtp(name: str, num_hidden_layers: int) -> bool:
         return False
     number = re.match(r"layers\.(\d+)\.", name)
     return name.startswith("mtp") if number is None else int(number[1]) >= num_hidden_layers
+
+
+def _dequantized(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """Weights in 8-bit floats times their scales, in float32. Raises `CheckpointError`: scales of other shapes."""
+    names = [name for name in tensors if name.endswith(SCALES) and name.rpartition("_scale")[0] in tensors]
+    if not names:
+        return tensors
+    config = folder / "config.json"
+    settings = read_config(config).get("quantization_config") if config.is_file() else None
+    sizes = (settings or {}).get("weight_block_size") or BLOCK
+    for name in names:
+        scales, weight = tensors.pop(name), tensors[name.rpartition("_scale")[0]]
+        if scales.numel() > 1 and scales.shape != (len(weight), 1):
+            if [-(-size // block) for size, block in zip(weight.shape, sizes, strict=False)] != [*scales.shape]:
+                raise CheckpointError(f"{folder}: {name} {[*scales.shape]} is not of rows or blocks of {sizes} weights")
+            for dim, block in enumerate(sizes):
+                scales = scales.repeat_interleave(block, dim).narrow(dim, 0, weight.shape[dim])
+        tensors[name.rpartition("_scale")[0]] = weight.float() * scales.float()
+    return tensors
 
 
 def _layout(folder: Path, tensors: Mapping[str, Tensor], num_hidden_layers: int) -> tuple[Layout, int]:
