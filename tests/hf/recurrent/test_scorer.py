@@ -462,6 +462,30 @@ def test_plain_passes_of_other_threads_stay_plain():
     assert len(found) == 2
 
 
+@pytest.mark.parametrize("name", [*KINDS, "rwkv"])
+def test_a_thread_begins_a_pass_within_another_threads(name):
+    model, threads, found = build(name), [], []
+
+    def score():
+        scorer = filled(model)
+        first = scorer.extend(prompts(1, 3, seed=1), torch.tensor([[-1, 0, 0]])).logits
+        scorer.commit([(0, 2)])
+        found.append(torch.cat([first, scorer.extend(prompts(1, 1, seed=2), torch.tensor([[-1]])).logits], 1))
+
+    def begin(*_):
+        if not threads:
+            threads.append(threading.Thread(target=score))
+            threads[0].start()
+            threads[0].join()
+
+    score()
+    handle = model.get_output_embeddings().register_forward_pre_hook(begin)
+    score()
+    handle.remove()
+    assert len(found) == 3
+    assert all(torch.equal(logits, found[0]) for logits in found)
+
+
 def test_returned_caches_continue_the_text():
     model, ids = build("qwen3_next"), prompts(1, 20)
     speculation = treespec.TreeSpeculation(TokenRecycling(), tree=8)

@@ -20,7 +20,7 @@ from treespec.hf.introspect import ModelFacts
 from treespec.hf.recurrent.convolution import tree_convolution
 from treespec.hf.recurrent.layers import StateLayer, TreePass, state_cache
 from treespec.hf.recurrent.levels import scan_levels
-from treespec.hf.thread_patches import replaced
+from treespec.hf.thread_patches import current, replaced
 
 
 class GatedUnitStates:
@@ -46,7 +46,7 @@ class GatedUnitStates:
         with ExitStack() as stack:
             for module, layer in zip(self._modules, layers, strict=True):
                 block: Any = module
-                scan = partial(_scan, layer, tree_pass, block.rg_lru._rnn_scan)
+                scan = partial(_scan, layer, tree_pass, current(block.rg_lru, "_rnn_scan"))
                 stack.enter_context(replaced(block, "forward", partial(_forward, block, layer, tree_pass)))
                 stack.enter_context(replaced(block.rg_lru, "_rnn_scan", scan))
             yield

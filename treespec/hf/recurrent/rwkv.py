@@ -22,7 +22,7 @@ from treespec.hf.introspect import ModelFacts
 from treespec.hf.recurrent.layers import StateLayer, TreePass
 from treespec.hf.recurrent.levels import scan_levels
 from treespec.hf.recurrent.nodes import TreeNodes, along
-from treespec.hf.thread_patches import replaced
+from treespec.hf.thread_patches import current, replaced
 
 _LEAST = -1e38
 """The largest exponent of a state without tokens, as transformers has it."""
@@ -55,14 +55,15 @@ class WeightedKeyValueStates:
         run = _Run(None if tree_pass is None else tree_pass.nodes)
         file: Any = sys.modules[type(self._base).__module__]
         with ExitStack() as stack:
-            stateless = partial(_stateless, self._base.forward)
+            stateless = partial(_stateless, current(self._base, "forward"))
             stack.enter_context(replaced(self._base, "forward", stateless))
-            recurrence = partial(_recurrence, run, file.rwkv_linear_attention, file.rwkv_linear_attention_cpu)
+            own = current(file, "rwkv_linear_attention")
+            recurrence = partial(_recurrence, run, own, file.rwkv_linear_attention_cpu)
             stack.enter_context(replaced(file, "rwkv_linear_attention", recurrence))
             for module, layer in zip(self._modules, layers, strict=True):
                 block: Any = module
                 for number, part in enumerate((block.attention, block.feed_forward)):
-                    shift = partial(_shifted, run, layer, number, part.time_shift.forward)
+                    shift = partial(_shifted, run, layer, number, current(part.time_shift, "forward"))
                     stack.enter_context(replaced(part.time_shift, "forward", shift))
             yield
 
