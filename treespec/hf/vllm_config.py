@@ -64,7 +64,7 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
         raise ConfigError("the configuration has the shape of the tree: use its speculative_token_tree, not tree=")
     config, tree = in_vllm_words(config)
     method = config.get("method")
-    if isinstance(method, str) and method.endswith("_mtp"):  # vLLM's older names, one for each family.
+    if isinstance(method, str) and method.endswith("_mtp"):  # vLLM's older names, one for each architecture.
         method = "mtp"
     known = _KEYS | {kind: {"model"} for kind in KINDS}
     known["eagle3"] = {"model", "parallel_drafting"}
