@@ -34,6 +34,9 @@ WITHOUT_TIMES := 'import json, pathlib; file = pathlib.Path("tour.ipynb"); book 
 	[cell["metadata"].pop("execution", None) for cell in book["cells"]]; \
 	file.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n")'
 
+# Images of containers forbid compiled files: each worker and each command of a test would compile all modules again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help test test-slow test-all test-vllm test-newest test-oldest lint format docs tour demo release-check bench bench-vllm bench-peers clean
 
 help:

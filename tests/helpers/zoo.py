@@ -95,7 +95,16 @@ _NO_LIMIT = {"time_step_min": 1e-9}
 """transformers' chunks limit step sizes, its single steps do not: uncached passes differ by that."""
 INDEXED = {"index_head_dim": 8, "index_n_heads": 4, "index_topk": 256}
 
-ARCHITECTURES: tuple[Architecture, ...] = (
+_INKLING = {
+    "layer_types": ["hybrid_sliding", "hybrid"],
+    "unpadded_vocab_size": VOCAB_SIZE,
+    "sliding_window_size": WINDOW,
+    "swa_head_dim": 8,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+}
+
+_KEYS_ONLY: tuple[Architecture, ...] = (
     # One attention over everything, rotary or learned positions.
     Architecture("llama"),
     Architecture("arcee"),
@@ -198,7 +207,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "no_rope_layers": [1, 0],
         },
     ),
-    # Recurrent and hybrid models.
+)
+
+STATEFUL: tuple[Architecture, ...] = (
     Architecture("bamba", _MAMBA | {"attn_layer_indices": [1]}),
     Architecture("falcon_h1", _MAMBA | {"mamba_d_ssm": 64}),
     Architecture(
@@ -230,6 +241,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "head_dim": 8,
         },
     ),
+    Architecture("inkling_text", _ROUTED | _HEADS | _INKLING),
     Architecture("olmo_hybrid", _DELTA),
     Architecture("qwen3_5_text", _DELTA),
     Architecture("qwen3_next", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32}),
@@ -264,6 +276,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     # States elsewhere than in a transformers cache of the common kind; `RWKV` has them too.
     Architecture("minimax", _EXPERTS | _HEADS | {"layer_types": _HYBRID["layer_types"][::-1], "block_size": 16}),
     Architecture("recurrent_gemma", {"num_hidden_layers": 3, "attention_window_size": WINDOW}),
+)
+"""Recurrent and hybrid models, scored by trees."""
+
+ARCHITECTURES = (
+    *_KEYS_ONLY,
+    *STATEFUL,
     # States of other kinds: chains by snapshot and replay.
     Architecture("glm_moe_dsa", MLA | INDEXED, Capability.CHAIN),
 )
@@ -271,14 +289,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 RWKV = Architecture("rwkv", {"rescale_every": 1, "max_position_embeddings": None}, attentions=_EAGER)
 """For single texts: in its own batches transformers mixes the rows up, and takes padding for text."""
 
-_INKLING = {
-    "layer_types": ["hybrid_sliding", "hybrid"],
-    "unpadded_vocab_size": VOCAB_SIZE,
-    "sliding_window_size": WINDOW,
-    "swa_head_dim": 8,
-    "swa_num_attention_heads": 4,
-    "swa_num_key_value_heads": 2,
-}
 _QSA = {
     "layer_types": ["linear_attention", "indexed_attention"],
     "shared_expert_intermediate_size": 32,
@@ -298,7 +308,6 @@ _NGRAMS = {
     "make_ngram_vocab_size_divisible_by": 2,
 }
 BY_CHAINS: tuple[Architecture, ...] = (
-    Architecture("inkling_text", _EXPERTS | _HEADS | _INKLING, Capability.CHAIN),
     Architecture("inkling2_text", _EXPERTS | _HEADS | _INKLING, Capability.CHAIN, attentions=_EAGER),
     Architecture("inkling2_loop_text", _EXPERTS | _HEADS | _INKLING, Capability.CHAIN, attentions=_EAGER),
     Architecture("qwen4_exp_text", _DELTA | _EXPERTS | _QSA, Capability.CHAIN),

@@ -20,21 +20,16 @@ from treespec.commands import app
 from treespec.training import TrainingConfig, parse_settings
 from treespec.training.text.chat import read_prompts
 
-MESSAGES = build()
-POOLS = [
-    *MESSAGES,
-    *build_openings(4096),
-    *build_talk(8192),
-    *(line for lines in (further.FOLLOW_UPS, further.TASKS, further.LANGUAGES) for line in lines),
-    *passages.documentation(),
-    *(source for _, source in code.library_functions()),
-]
+
+@pytest.fixture(scope="module")
+def messages():
+    return build()
 
 
-def test_messages_are_many_and_different():
-    assert len(MESSAGES) > 3000
-    assert len(set(MESSAGES)) == len(MESSAGES)
-    assert all(message and message == message.strip() and len(message) < 1500 for message in MESSAGES)
+def test_messages_are_many_and_different(messages):
+    assert len(messages) > 3000
+    assert len(set(messages)) == len(messages)
+    assert all(message and message == message.strip() and len(message) < 1500 for message in messages)
     with pytest.raises(ValueError, match="no new message"):
         draw_new([lambda _: "the same"], {"the same"}, Random(0))
 
@@ -50,13 +45,20 @@ def test_every_kind_can_be_drawn():
         assert len(drawn) > 20
 
 
-@pytest.mark.parametrize("source", ["human_eval", "gsm8k", "DEMO"])
-def test_no_benchmark_prompt_takes_part(source):
-    found = getattr(prompts, source)
-    benchmark: list[prompts.Prompt] = found() if callable(found) else found
-    assert sum(len(word_runs(prompt.text)) for prompt in benchmark) > 100
-    assert not shared(benchmark, POOLS)
-    assert shared(benchmark, [f"As it says: {max(benchmark, key=lambda prompt: len(prompt.text)).text}"])
+def test_no_benchmark_prompt_takes_part(messages):
+    benchmarks = (prompts.human_eval(), prompts.gsm8k(), prompts.DEMO)
+    pools = [
+        *messages,
+        *build_openings(4096),
+        *build_talk(8192),
+        *(line for lines in (further.FOLLOW_UPS, further.TASKS, further.LANGUAGES) for line in lines),
+        *passages.documentation(),
+        *(source for _, source in code.library_functions()),
+    ]
+    assert not shared([prompt for benchmark in benchmarks for prompt in benchmark], pools)
+    for benchmark in benchmarks:
+        assert sum(len(word_runs(prompt.text)) for prompt in benchmark) > 100
+        assert shared(benchmark, [f"As it says: {max(benchmark, key=lambda prompt: len(prompt.text)).text}"])
 
 
 SOLUTIONS = {

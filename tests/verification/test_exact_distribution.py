@@ -49,7 +49,8 @@ def prove(record_property):
     """Asserts that every rule is lossless that supports the largest tree of a drafter; by rule the accepted tokens."""
 
     def check(drafter: ToyDrafter, target: ConditionalProbs, *case: object) -> dict[str, object]:
-        tree = max((tree for _, tree in enumerate_traces(drafter)), key=lambda tree: tree.num_nodes).to_token_tree()
+        drafted = list(enumerate_traces(drafter))
+        tree = max((tree for _, tree in drafted), key=lambda tree: tree.num_nodes).to_token_tree()
         trees, is_exact = TreeBatch.from_trees([tree]), target(()).dtype == object
         names = [name for name, rule in RULES.items() if rule.is_lossless and rule.reason_against(trees) is None]
         assert set(names) >= TREE_RULES
@@ -57,7 +58,7 @@ def prove(record_property):
         accepted = {}
         for name in names:  # Fractions grow with every bisection.
             rule = KSeq(1) if name == "k_seq" and is_exact else RULES[name]
-            accepted[name] = assert_lossless(rule, drafter, target).mean_accepted
+            accepted[name] = assert_lossless(rule, drafted, target).mean_accepted
             record_property("exact_case", (name, drafter.scheme, *case, is_exact))
         return accepted
 

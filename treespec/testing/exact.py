@@ -13,6 +13,7 @@ from treespec.testing.trees import SHAPES, Context, ToyTree
 from treespec.tree import IID, WITHOUT_REPLACEMENT, TreeBatch, Verdict
 
 _Result = TypeVar("_Result")
+_Drafts = Callable[[RandomSource], ToyTree] | Sequence[tuple[Any, ToyTree]]
 _SLACK = 1e-9
 
 
@@ -95,18 +96,18 @@ class ExactDistribution(NamedTuple):
 
 
 def exact_distribution(
-    rule: VerifyingRule, drafter: Callable[[RandomSource], ToyTree], target: ConditionalProbs, depth: int | None = None
+    rule: VerifyingRule, drafter: _Drafts, target: ConditionalProbs, depth: int | None = None
 ) -> ExactDistribution:
     """The joint distribution of `depth + 1` tokens that a rule emits on a drafter's trees, by enumeration.
 
-    `drafter` draws a tree by its random source only, e.g. a `ToyDrafter`; `depth` is at least that of every tree, None
-    that depth itself.
+    `drafter` draws a tree by its random source only, e.g. a `ToyDrafter`; for several rules on the same trees give what
+    `list(enumerate_traces(drafter))` has found once. `depth` is at least that of every tree, None that depth itself.
 
     Raises:
         ConfigError: a tree is deeper than `depth`.
         AssertionError: the rule uses a coin twice, a probability above one, or an invalid path.
     """
-    drafted = list(enumerate_traces(drafter))
+    drafted = list(enumerate_traces(drafter)) if callable(drafter) else drafter
     max_depth = max(len(context) for _, tree in drafted for context in tree.contexts)
     depth = max_depth if depth is None else depth
     if depth < max_depth:
@@ -131,7 +132,7 @@ def exact_distribution(
 
 def assert_lossless(
     rule: VerifyingRule,
-    drafter: Callable[[RandomSource], ToyTree],
+    drafter: _Drafts,
     target: ConditionalProbs,
     depth: int | None = None,
     tolerance: float = 1e-12,

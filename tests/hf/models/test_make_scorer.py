@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from helpers.rounds import Game, tree_logits
-from helpers.zoo import ARCHITECTURES, MIN_LOGIT_STD, VOCAB_SIZE, WINDOW, Architecture, build, prompts
+from helpers.zoo import ARCHITECTURES, MIN_LOGIT_STD, STATEFUL, VOCAB_SIZE, WINDOW, Architecture, build, prompts
 from transformers import PreTrainedModel
 
 import treespec
@@ -55,6 +55,8 @@ def check_rounds(architecture: Architecture, model: PreTrainedModel) -> None:
         warnings.simplefilter("ignore", TreespecWarning)
         scorer = make_scorer(model)
     assert scorer.capability == architecture.capability
+    if scorer.capability == Capability.TREE:
+        assert keeps_states(model) == (architecture in STATEFUL)
     game = Game(model, scorer, [PROMPT_LENGTH - padding for padding in PADDING])
     game.play(3, max_nodes=9)
     game.select_rows([2, 0])

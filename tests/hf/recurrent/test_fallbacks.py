@@ -19,7 +19,7 @@ from treespec.policies import BestFirst
 
 OPTIONS = {"do_sample": False, "pad_token_id": 0, "eos_token_id": VOCAB_SIZE + 1}
 KNOWN = [architecture for architecture in BY_CHAINS if architecture.model_type in CONFIG_MAPPING]
-SLOW = ("inkling_text", "inkling2_text", "inkling2_loop_text", "qwen4_exp_text")
+SLOW = ("inkling2_text", "inkling2_loop_text", "qwen4_exp_text")
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,9 @@ from itertools import product
 
 import pytest
 import torch
+from helpers.hybrids import SizedTrees
 from helpers.rounds import Game, cache_error, recurrent_states
-from helpers.zoo import ARCHITECTURES, BY_NAME, VOCAB_SIZE, Architecture, build, prompts
+from helpers.zoo import BY_NAME, RWKV, STATEFUL, VOCAB_SIZE, Architecture, build, prompts
 from transformers import DynamicCache, PreTrainedModel
 
 import treespec
@@ -19,7 +20,6 @@ from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
 from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf import make_scorer
 from treespec.hf.introspect import CACHE_NAME, model_facts
-from treespec.hf.models.capability import keeps_states
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.recurrent import operators
 from treespec.hf.recurrent.own_states import own_states
@@ -41,11 +41,6 @@ from treespec.testing import (
 from treespec.verification import RULES
 
 TOLERANCE = 1e-4
-SERVED = [
-    architecture
-    for architecture in ARCHITECTURES
-    if architecture.capability == Capability.TREE and keeps_states(build(architecture))
-]
 KINDS = ("lfm2", "qwen3_5_text", "kimi_linear", "bamba", "jamba", "minimax", "recurrent_gemma")
 """One architecture of each kind: convolutions alone, delta rules with decays per head and channel, Mamba-2 and 1,
 lightning attention, RG-LRU."""
@@ -68,7 +63,7 @@ def is_same(scorer: StateScorer, states: list[torch.Tensor]) -> bool:
 
 
 def test_at_least_twelve_architectures_are_served():
-    assert len(SERVED) >= 12
+    assert len(STATEFUL) >= 12
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -119,6 +114,27 @@ def test_the_shortest_padded_batches(name):
         check_identity(model, ids.masked_fill(~mask, 0), mask, 12, treespec.TreeSpeculation(TokenRecycling(), tree=8))
 
 
+def test_a_single_column_of_padding_is_read_as_plain_decoding_reads_it():
+    """RecurrentGemma's blocks mask no padding, whose embedding need not be 0."""
+    model, speculation = build("recurrent_gemma"), treespec.TreeSpeculation(TokenRecycling(), tree=8)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = model.get_input_embeddings().weight[5:9].sum(0)
+    for ids, mask in (([[0, 5]], [[0, 1]]), ([[0, 5], [4, 9]], [[0, 1], [1, 1]])):
+        check_identity(model, torch.tensor(ids), torch.tensor(mask), 20, speculation)
+
+
+@pytest.mark.parametrize("name", [*KINDS, "rwkv"])
+def test_passes_over_padding_alone(name):
+    """The logits of nodes behind a root, and of a text's beginning."""
+    scorer, tokens = filled(build(name), 2), prompts(2, 2, seed=1)
+    expected = scorer.extend(tokens, torch.tensor([[-1, 0]] * 2)).logits[:, 1:]
+    scorer.commit([(), ()])
+    scorer.extend(tokens[:, :1], torch.tensor([[-1]] * 2))
+    assert scorer.extend(tokens, torch.tensor([[-2, -2]] * 2)).logits.isfinite().all()
+    logits = scorer.extend(tokens[:, 1:], torch.tensor([[0]] * 2)).logits
+    assert (logits - expected).abs().max() <= TOLERANCE
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_an_error_within_a_pass_leaves_the_scorer_usable(name):
     model = build(name)
@@ -166,9 +182,10 @@ def test_chains_and_single_tokens_go_the_same_way(name):
     scorer = make_scorer(model)
     assert isinstance(scorer, StateScorer)
     ids = prompts(2, 24)
+    plain = plain_texts(model, ids, 20)
     for policy in (Chain(4), 1):
-        speculation = treespec.TreeSpeculation(Planted(plain_texts(model, ids, 20), VOCAB_SIZE, 1), tree=policy)
-        check_identity(model, ids, torch.ones_like(ids), 20, speculation)
+        speculation = treespec.TreeSpeculation(Planted(plain, VOCAB_SIZE, 1), tree=policy)
+        check_identity(model, ids, torch.ones_like(ids), 20, speculation, plain)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -179,7 +196,7 @@ def test_rejected_chains_cost_no_second_pass(name, monkeypatch):
     monkeypatch.setattr(StateScorer, "_run", lambda *args, **options: passes.append(1) or run(*args, **options))
     wrong = Planted([[(token + 1) % VOCAB_SIZE for token in truth[0]]], VOCAB_SIZE, 1)
     speculation = treespec.TreeSpeculation(wrong, tree=Chain(4))
-    check_identity(model, ids, torch.ones_like(ids), 12, speculation)
+    check_identity(model, ids, torch.ones_like(ids), 12, speculation, truth)
     assert len(passes) == 1 + 12
 
 
@@ -230,10 +247,12 @@ def plain_texts(model, ids, num_new, mask=None):
     return out[:, ids.shape[1] :].tolist()
 
 
-def check_identity(model, ids, mask, num_new, speculation):
+def check_identity(model, ids, mask, num_new, speculation, plain=None):
+    """The texts are those of plain `generate`: `plain` where they are known."""
+    plain = plain or plain_texts(model, ids, num_new, mask)
     options = {"attention_mask": mask.long(), "max_new_tokens": num_new, **OPTIONS}
-    plain = model.generate(ids, **options)
-    assert torch.equal(model.generate(ids, **options, custom_generate=speculation), plain)
+    out = model.generate(ids, **options, custom_generate=speculation)
+    assert out[:, ids.shape[1] :].tolist() == plain
 
 
 @pytest.mark.parametrize("name", ["zamba2", "nemotron_h"])
@@ -241,12 +260,13 @@ def test_limits_of_step_sizes_are_those_of_plain_decoding(name):
     """Prompts have them, single steps have not."""
     model = build(replace(BY_NAME[name], options={**BY_NAME[name].options, "time_step_min": 0.01}))
     ids = prompts(2, 20)
-    drafter = Planted(plain_texts(model, ids, 40), VOCAB_SIZE, 2)
+    plain = plain_texts(model, ids, 40)
     scores = model.generate(ids, max_new_tokens=2, **OPTIONS, return_dict_in_generate=True, output_logits=True)
     scorer, tokens = filled(model, 2, 19), torch.cat([ids[:, 19:], scores.sequences[:, 20:21]], 1)
     logits = scorer.extend(tokens, torch.tensor([[-1, 0]] * 2)).logits
     assert (logits - torch.stack(scores.logits, 1)).abs().max() <= TOLERANCE
-    check_identity(model, ids, torch.ones_like(ids), 40, treespec.TreeSpeculation(drafter, tree=16))
+    speculation = treespec.TreeSpeculation(Planted(plain, VOCAB_SIZE, 2), tree=16)
+    check_identity(model, ids, torch.ones_like(ids), 40, speculation, plain)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -260,19 +280,40 @@ def test_draft_models_with_states_grow_trees(name):
     assert speculation.stats.mean_acceptance_length > 3  # The draft model is the target.
 
 
+SIZES = (4, 16, 48)
+"""Nodes of trees."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", SERVED, ids=str)
-@pytest.mark.parametrize("num_nodes", [4, 16, 48])
-def test_long_greedy_texts_equal_generate(architecture: Architecture, num_nodes: int):
-    """Batches of one and three with padding, trees in which the true continuation is at random ranks."""
+@pytest.mark.parametrize("architecture", [*STATEFUL, RWKV], ids=str)
+@pytest.mark.parametrize("padding", [(0,), (0, 5, 12)], ids=["one text", "three padded"])
+def test_long_greedy_texts_equal_generate(architecture: Architecture, padding: tuple[int, ...]):
+    """Trees in which the true continuation is the path to a random node."""
+    model, is_alone = build(architecture), architecture is RWKV
+    mask = torch.arange(30) >= torch.tensor([0] * len(padding) if is_alone else padding).unsqueeze(1)
+    ids = prompts(len(padding), 30).masked_fill(~mask, 0)
+    # Rows of RWKV are as each is alone.
+    parts = zip(ids.split(1), mask.split(1), strict=True) if is_alone else [(ids, mask)]
+    plain = [row for texts, valid in parts for row in plain_texts(model, texts, 100, valid)]
+    for num_nodes in SIZES:
+        speculation = treespec.TreeSpeculation(SizedTrees(plain, num_nodes), tree=BestFirst(num_nodes))
+        options = {"attention_mask": mask.long(), "max_new_tokens": 100, **OPTIONS}
+        out = model.generate(ids, **options, custom_generate=speculation)
+        assert out[:, 30:].tolist() == plain, num_nodes
+        stats = speculation.stats
+        assert any(rank > 0 for rank in stats.num_accepted_at_rank)
+        assert len(stats.num_drafted_at_node) == num_nodes - 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [*STATEFUL, RWKV], ids=str)
+@pytest.mark.parametrize("num_nodes", SIZES)
+def test_logits_of_trees_are_those_of_paths(architecture: Architecture, num_nodes: int):
+    """Trees of this size at most in every row, behind texts and committed paths, with padding but for RWKV."""
     model = build(architecture)
-    for padding in ([0], [0, 5, 12]):
-        mask = torch.arange(30) >= torch.tensor(padding).unsqueeze(1)
-        ids = prompts(len(padding), 30, seed=num_nodes).masked_fill(~mask, 0)
-        drafter = Planted(plain_texts(model, ids, 100, mask), VOCAB_SIZE, 4)
-        speculation = treespec.TreeSpeculation(drafter, tree=BestFirst(num_nodes))
-        check_identity(model, ids, mask, 100, speculation)
-        assert any(rank > 0 for rank in speculation.stats.num_accepted_at_rank)
+    game = Game(model, make_scorer(model), [26] * 3 if architecture is RWKV else [26, 21, 14], seed=num_nodes)
+    assert game.play(4, max_nodes=num_nodes, num_passes=1) <= TOLERANCE
+    assert game.cache_error() <= TOLERANCE
 
 
 @torch.no_grad()
@@ -339,10 +380,14 @@ def test_joint_distribution_is_the_targets(name):
     assert g_test(Counter(map(tuple, out[:, 8:].tolist())), exact) > 1e-4
 
 
-BY_RULE = [("qwen3_5_text", rule) for rule in RULES if RULES[rule].is_lossless and rule != "traversal"]
+BY_RULE = [
+    pytest.param(name, rule, marks=() if rule == "traversal" or name == "qwen3_5_text" else pytest.mark.slow)
+    for name, rule in product([*KINDS, "rwkv"], RULES)
+    if RULES[rule].is_lossless
+]
 
 
-@pytest.mark.parametrize(("name", "rule"), [*((name, "traversal") for name in [*KINDS, "rwkv"]), *BY_RULE])
+@pytest.mark.parametrize(("name", "rule"), BY_RULE)
 @torch.no_grad()
 def test_joint_distribution_is_the_targets_by_enumeration(name, rule):
     """All drafts and all coins: trees of samples, without replacement where it can be, behind a committed path."""
@@ -378,7 +423,7 @@ def test_random_options(seed):
     """Architecture, rows, padding, tree, drafter, processors, rule and stopping at random."""
     choice = random.Random(seed)
     for _ in range(10):
-        model = build(choice.choice(SERVED))
+        model = build(choice.choice(STATEFUL))
         pads = [0, *(choice.randrange(6) for _ in range(choice.randrange(3)))]
         mask = torch.arange(12) >= torch.tensor(pads).unsqueeze(1)
         ids = prompts(len(pads), 12, seed=choice.randrange(100)).masked_fill(~mask, 0)

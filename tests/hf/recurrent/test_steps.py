@@ -7,11 +7,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 from helpers.rounds import Game, recurrent_states
-from helpers.zoo import ARCHITECTURES, build, prompts
+from helpers.zoo import STATEFUL, build, prompts
 
 from treespec import TokenRecycling, TreeSpeculation
 from treespec.errors import TreespecError, TreespecWarning
-from treespec.hf.models.capability import keeps_states
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.recurrent import scorer as scorer_file
 from treespec.hf.recurrent.layers import StateLayer
@@ -22,11 +21,6 @@ from treespec.protocols import Capability
 
 TOLERANCE = 1e-4
 KINDS = ("lfm2", "qwen3_next", "kimi_linear", "falcon_h1", "mamba")
-SERVED = [
-    architecture
-    for architecture in ARCHITECTURES
-    if architecture.capability == Capability.TREE and keeps_states(build(architecture))
-]
 ROOT = torch.tensor([[-1], [-1]])
 
 
@@ -53,7 +47,7 @@ def states_of(scorer):
     return [state.clone() for state in recurrent_states(scorer.cache)]
 
 
-@pytest.mark.parametrize("architecture", SERVED, ids=str)
+@pytest.mark.parametrize("architecture", STATEFUL, ids=str)
 def test_steps_score_as_plain_passes(architecture):
     model = build(architecture)
     game = Game(model, StateScorer(model), [9, 14, 2])

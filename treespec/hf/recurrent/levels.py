@@ -18,7 +18,7 @@ from treespec.hf.recurrent.nodes import Paths, TreeNodes
 
 Step = Callable[..., tuple[Tensor, Tensor]]
 """One step of M nodes: from what the nodes feed in, [M, ...] each, and the states before them [M, ...] to what they
-read [M, ...] and the states after them."""
+read, of the first input's shape and dtype, and the states after them."""
 
 
 class NodeStates(NamedTuple):
@@ -56,12 +56,9 @@ def _scan(
     known = first[:, :0] if old is None else old.states[:, : nodes.num_old]
     num_rows, num_new = inputs[0].shape[:2]
     states = torch.cat([known, first.new_zeros(num_rows, num_new, *first.shape[2:]), first], 1)
-    result = None
+    result = torch.zeros_like(inputs[0])  # Shape and dtype of what nodes read; padding reads nothing.
     for level in nodes.new_levels:
         rows, ids, parents = (part.to(states.device) for part in level)
         new = ids - nodes.num_old
-        found, states[rows, ids] = step(*(part[rows, new] for part in inputs), states[rows, parents])
-        result = found.new_zeros(num_rows, num_new, *found.shape[1:]) if result is None else result
-        result[rows, new] = found
-    assert result is not None
+        result[rows, new], states[rows, ids] = step(*(part[rows, new] for part in inputs), states[rows, parents])
     return result, NodeStates(states)

@@ -26,6 +26,7 @@ class LightningStates:
 
     calls = frozenset({"get_linear_cache", "set_linear_cache"})
     is_continued = True
+    reads_padding = False
 
     def __init__(self, facts: ModelFacts, modules: Sequence[nn.Module]) -> None:
         self._config, self._modules = facts.model.config, modules

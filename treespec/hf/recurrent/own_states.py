@@ -22,10 +22,12 @@ class OwnStates(Protocol):
     Attributes:
         calls: the names that the modules use.
         is_continued: whether the model's own passes can continue from such a cache.
+        reads_padding: whether padding before a text changes its states, as it does in the model's own passes.
     """
 
     calls: frozenset[str]
     is_continued: bool
+    reads_padding: bool
 
     def cache(self) -> Cache:
         """An empty cache."""

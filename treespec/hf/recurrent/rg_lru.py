@@ -28,6 +28,7 @@ class GatedUnitStates:
 
     calls = frozenset({"conv1d_state", "rg_lru"})
     is_continued = False
+    reads_padding = True
 
     def __init__(self, facts: ModelFacts, modules: Sequence[nn.Module]) -> None:
         self._config, self._modules = facts.model.config, modules

@@ -41,6 +41,7 @@ class WeightedKeyValueStates:
 
     calls = frozenset({"attention", "feed_forward", "ln1", "ln2"})
     is_continued = False
+    reads_padding = False
 
     def __init__(self, facts: ModelFacts, modules: Sequence[nn.Module]) -> None:
         self._base, self._modules = facts.model.base_model, modules

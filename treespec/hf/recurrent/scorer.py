@@ -18,6 +18,7 @@ from treespec.hf.cache.growing import GrowingLayer
 from treespec.hf.introspect import ModelFacts, model_facts, uncompiled
 from treespec.hf.models.prompt import PromptInputs, ReadPrompt, position_offsets, without_last_token
 from treespec.hf.models.tree_scorer import TreeScorer
+from treespec.hf.recurrent.distance_bias import DistanceBiases
 from treespec.hf.recurrent.layers import StateLayer, TreePass, state_cache
 from treespec.hf.recurrent.nodes import Paths, TreeNodes
 from treespec.hf.recurrent.operators import modelling_files, running
@@ -71,6 +72,9 @@ class StateScorer(TreeScorer):
         self._takes_steps, self._step = self._own is None, None
         self._whole, self._ends_prompt = self._new_cache(), True
         self._files = modelling_files(facts, self._whole) if self._own is None else []
+        self._biases = DistanceBiases(facts)
+        if self._biases and self._layout is not None:
+            self._layout = replace(self._layout, needs_key_positions=True)
 
     @property
     def cache(self) -> Cache:
@@ -90,9 +94,11 @@ class StateScorer(TreeScorer):
     @torch.no_grad()
     def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
         """See `TreeScorer`; columns that are padding in every row are computed, as plain `generate` does."""
-        if ids.shape[1] != 1 or bool(mask.all()) or self._prompt is not None:
+        self._num_padding = ids.shape[1] - mask.sum(1, keepdim=True)
+        reads_padding = self._own is not None and self._own.reads_padding
+        if ids.shape[1] != 1 or bool(mask.all()) or self._prompt is not None or reads_padding:
             return super().prefill(ids, mask)
-        # transformers masks no padding in passes over one token.
+        # Models that mask padding do so in passes over several tokens alone.
         super().prefill(ids[:, :0], mask[:, :0])
         scores = self.extend(ids.cpu(), torch.where(mask.cpu(), -1, PADDING_PARENT))
         self.commit([(0,) if is_token else () for is_token in mask[:, 0].tolist()])
@@ -128,6 +134,7 @@ class StateScorer(TreeScorer):
         index = upload(self.device, torch.tensor(list(rows), dtype=torch.int64, device="cpu"))[0]
         for layer in self._layers:
             layer.select_rows(index)
+        self._num_padding = self._num_padding.index_select(0, index.to(self._num_padding.device))
         self._step = None if self._step is None else self._step.index_select(0, index.to(self._step.device))
 
     def _extend_without_step(self, tokens: Int[Tensor, "B N"], parents: Int[Tensor, "B N"]) -> Scores:
@@ -211,6 +218,8 @@ class StateScorer(TreeScorer):
         with ExitStack() as stack:
             prepared = stack.enter_context(super()._prepared(tokens, attention, is_prefill))
             started = None
+            if not is_prefill:
+                stack.enter_context(self._biases.running(attention, self._num_padding))
             if not is_prefill and self._is_step():
                 stack.enter_context(self._stepping(tokens))
             elif not is_prefill:
