@@ -51,8 +51,8 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
             Gemma 4 assistant's.
             "ngram" and "ngram_gpu": `prompt_lookup_max`, `prompt_lookup_min`. "suffix": `suffix_decoding_` with
             `max_tree_depth`, `min_token_prob`, `max_spec_factor`, and `max_cached_requests`, 0 for no store.
-            treespec's own "token_recycling" has none. With `speculative_algorithm` these are the arguments of SGLang's server, with
-            `decoding_type` TensorRT-LLM's settings, see `in_vllm_words`.
+            treespec's own "token_recycling" has none. With `speculative_algorithm` these are the arguments of SGLang's
+            server, with `decoding_type` TensorRT-LLM's settings, see `in_vllm_words`.
         target: the target model, for heads and "mtp", which read its embedding and states.
         options: keyword arguments of `TreeSpeculation` except `tree`.
 
