@@ -14,6 +14,7 @@ DRAFT = tiny_llama()
 DFLASH_HEAD = dflash_files.random_head(dflash_files.shape())
 
 WRONG = {
+    "drafts of less than no token": (lambda: SuffixLookup(max_factor=-0.5), "max_factor must be a number >= 0"),
     "matches that cannot be": (lambda: SuffixLookup(max_match=1, min_match=3), "min_match is 3"),
     **{
         f"a longest text of {length!r}": (

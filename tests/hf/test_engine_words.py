@@ -101,6 +101,8 @@ def test_suffix_decoding():
     assert isinstance(found.drafter, SuffixLookup)
     assert found.drafter.store is not None
     assert treespec.from_config(common | {"suffix_decoding_max_cached_requests": 0}).drafter.store is None
-    for key, value in (("max_cached_requests", 10), ("max_spec_factor", 1.0), ("min_token_prob", 2.0)):
+    limited = treespec.from_config(common | {"suffix_decoding_max_spec_factor": 1.0})
+    assert "max_factor=1.0" in repr(limited.drafter)
+    for key, value in (("max_cached_requests", 10), ("max_spec_factor", -1.0), ("min_token_prob", 2.0)):
         with pytest.raises(ConfigError):
             treespec.from_config(common | {f"suffix_decoding_{key}": value})

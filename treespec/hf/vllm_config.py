@@ -28,7 +28,10 @@ _KEYS: dict[str, set[str]] = {
     "mtp": {"model"},
     "ngram": {"prompt_lookup_max", "prompt_lookup_min"},
     "ngram_gpu": {"prompt_lookup_max", "prompt_lookup_min"},
-    "suffix": {f"suffix_decoding_{name}" for name in ("max_tree_depth", "max_cached_requests", "min_token_prob")},
+    "suffix": {
+        f"suffix_decoding_{name}"
+        for name in ("max_tree_depth", "max_cached_requests", "min_token_prob", "max_spec_factor")
+    },
     "token_recycling": set(),
 }
 _METHODS = {"dflash2": "dflash", "peagle": "eagle3"}
@@ -47,9 +50,9 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
             "medusa": `model`, the head's name or folder. "mtp": `model`, the files, if they are not the target's, or a
             Gemma 4 assistant's.
             "ngram" and "ngram_gpu": `prompt_lookup_max`, `prompt_lookup_min`. "suffix": `suffix_decoding_` with
-            `max_tree_depth`, `min_token_prob`, and `max_cached_requests`, 0 for no store. treespec's own
-            "token_recycling" has none. With `speculative_algorithm` these are the arguments of SGLang's server, with
-            `decoding_type` TensorRT-LLM's settings, see `in_vllm_words`.
+            `max_tree_depth`, `min_token_prob`, `max_spec_factor`, and `max_cached_requests`, 0 for no store.
+            treespec's own "token_recycling" has none. With `speculative_algorithm` these are the arguments of SGLang's
+            server, with `decoding_type` TensorRT-LLM's settings, see `in_vllm_words`.
         target: the target model, for heads and "mtp", which read its embedding and states.
         options: keyword arguments of `TreeSpeculation` except `tree`.
 
@@ -129,7 +132,10 @@ def _suffix(config: Mapping[str, Any]) -> SuffixLookup:
         )
     store = None if "suffix_decoding_max_cached_requests" in config else SuffixStore(max_match=max(depth - 1, 1))
     min_prob = config.get("suffix_decoding_min_token_prob", 0.03)
-    return SuffixLookup(max_match=max(depth - 1, 1), store=store, min_prob=min_prob)
+    options = {"max_match": max(depth - 1, 1), "store": store, "min_prob": min_prob}
+    if "suffix_decoding_max_spec_factor" in config:
+        options["max_factor"] = config["suffix_decoding_max_spec_factor"]
+    return SuffixLookup(**options)
 
 
 def _trained_head(method: str, config: Mapping[str, Any], target: PreTrainedModel | None) -> Drafter:

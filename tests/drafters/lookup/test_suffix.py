@@ -169,6 +169,15 @@ def test_prompt_lookup_is_the_longest_match_alone():
     assert Loop(SuffixLookup(is_longest_only=True), [text], Chain(2)).propose().tokens.tolist() == [[2, 3, 2]]
 
 
+@pytest.mark.parametrize("policy", [BestFirst(9), BestFirst(9, beam=99), Chain(8)], ids=str)
+@pytest.mark.parametrize(("max_factor", "depth"), [(0.0, 0), (0.5, 1), (1.0, 2), (1.4, 2), (2.0, 4), (math.inf, 8)])
+def test_drafts_are_as_long_as_a_multiple_of_the_match(policy, max_factor, depth):
+    """The longest match has two tokens."""
+    text = [9, 1, 2, *range(10, 20), 8, 1, 2]
+    tree = Loop(SuffixLookup(max_factor=max_factor, min_match=2, min_prob=0.0), [text], policy).propose(8).trees[0]
+    assert max(tree.depths) == depth
+
+
 def test_the_most_recent_occurrences_are_followed():
     text = [1, 2] * MAX_OCCURRENCES + [1, 3] * (MAX_OCCURRENCES - 1) + [1, 4, 1]
     index = SuffixText(text)

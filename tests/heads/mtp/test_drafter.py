@@ -187,10 +187,17 @@ JOINT = {
     "deepseek, warped tree of two layers": ("deepseek_v3", 2, "traversal", BestFirst(6), WARPED),
     "deepseek, chain": ("deepseek_v3", 1, "token", Chain(2), WARPED),
     "qwen, tree": ("qwen3_5", 1, "traversal", KAry((2, 1)), WARPED),
+    "mimo, tree of two layers": ("mimo", 2, "traversal", KAry((2, 2)), WARPED),
+    "nemotron, tree": ("nemotron_h", 1, "traversal", KAry((2, 1)), WARPED),
+    "ernie, tree": ("ernie4_5_moe", 1, "traversal", KAry((4, 1)), PLAIN),
+    "glm, tree": ("glm4_moe", 1, "traversal", KAry((2, 1)), WARPED),
+    "hy, tree": ("hy_v3", 1, "traversal", KAry((2, 1)), WARPED),
+    "exaone, tree": ("exaone_moe", 1, "traversal", KAry((2, 1)), WARPED),
+    "bailing, tree": ("bailing_hybrid", 1, "traversal", KAry((2, 1)), WARPED),
 }
 
 
-SLOW = ("deepseek, tree",)
+SLOW = ("deepseek, tree", "glm, tree", "hy, tree", "exaone, tree", "bailing, tree")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in JOINT])

@@ -31,8 +31,9 @@ class Match(NamedTuple):
     text: SuffixText
     occurrences: Occurrences
 
-    def node(self, smoothing: float) -> TrieNode:
-        return TrieNode(self.text, self.text.ends(self.occurrences), self.length, smoothing)
+    def node(self, smoothing: float, max_factor: float) -> TrieNode:
+        most = self.length * (1 + max_factor)
+        return TrieNode(self.text, self.text.ends(self.occurrences), self.length, smoothing, most)
 
 
 class SuffixLookup(ShowsOptions):
@@ -50,6 +51,7 @@ class SuffixLookup(ShowsOptions):
         min_prob: the least probability of a node's path.
         smoothing: in tokens; lowers the probabilities of short matches.
         is_longest_only: use the longest match alone, as prompt lookup does.
+        max_factor: a match of m tokens is continued by this times m tokens at most.
 
     Raises `ConfigError`: an option of the wrong type or out of range, or `min_match` above `max_match`.
     """
@@ -64,6 +66,7 @@ class SuffixLookup(ShowsOptions):
         min_prob: float = 0.03,
         smoothing: float = 1.0,
         is_longest_only: bool = False,
+        max_factor: float = math.inf,
     ) -> None:
         self._max_match = check_count("max_match", max_match)
         self._min_match = check_count("min_match", min_match)
@@ -75,6 +78,7 @@ class SuffixLookup(ShowsOptions):
         self._min_prob = check_number("min_prob", min_prob, lambda x: 0 <= x <= 1, "lie in [0, 1]")
         self._smoothing = check_number("smoothing", smoothing, lambda x: 0 <= x < math.inf, "be a number >= 0")
         self._is_longest_only = check_flag("is_longest_only", is_longest_only)
+        self._max_factor = check_number("max_factor", max_factor, lambda x: x >= 0, "be a number >= 0")
 
     def start(self, session: Session) -> None:
         """Begin a call. Raises `VocabularyMismatchError`: the store holds ids beyond the vocabulary."""
@@ -101,7 +105,7 @@ class SuffixLookup(ShowsOptions):
             return TreeBatch.from_host_trees([self._best(row, budget, depth)[0] for row in self._rows])
         roots = [row.ending(1)[0] for row in self._rows]
         matches = [self._best(row, budget, depth)[1] for row in self._rows]
-        starts = [None if match is None else match.node(self._smoothing) for match in matches]
+        starts = [None if match is None else match.node(self._smoothing, self._max_factor) for match in matches]
         source = TrieSource(roots, starts, self._min_prob, self._session.is_sampling)
         return policy.grow(source, max_depth)
 
@@ -133,7 +137,7 @@ class SuffixLookup(ShowsOptions):
             most = greatest_score(match.length, min(num_nodes, depth), self._smoothing)
             if most <= best_score or (best_match and self._is_longest_only):
                 break  # Shorter matches have no more nodes, and less probable ones.
-            start = match.node(self._smoothing)
+            start = match.node(self._smoothing, self._max_factor)
             tree = grow_best_first(ending[-1], start, TrieNode.children, num_nodes + 1, depth, self._min_prob)
             score = sum(tree.values) - 1
             if score > best_score:

@@ -3,6 +3,7 @@
 A suffix trie is never built: its node for an ending is the positions where it occurs, its children the tokens after.
 """
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import cache
@@ -162,12 +163,18 @@ class TrieNode(NamedTuple):
     ends: list[int]
     length: int
     smoothing: float
+    most: float = math.inf
+    """The greatest length of a node below it."""
 
     def children(self) -> list[tuple[float, int, "TrieNode"]]:
         """(probability, token, child), most probable first."""
-        text, ends, length, smoothing = self
+        text, ends, length, smoothing, most = self
+        if length + 1 > most:
+            return []
         scale = length / (length + smoothing)
-        return [(scale * p, t, TrieNode(text, found, length + 1, smoothing)) for p, t, found in text.children(ends)]
+        return [
+            (scale * p, t, TrieNode(text, found, length + 1, smoothing, most)) for p, t, found in text.children(ends)
+        ]
 
 
 @cache

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from treespec.data.tensor_file import open_tensors
@@ -130,10 +131,12 @@ class MtpTensors:
     blocks: tuple[dict[str, Tensor], ...]
 
 
-def read_mtp(folder: Path, num_hidden_layers: int) -> tuple[Layout, list[MtpTensors]] | None:
+def read_mtp(
+    folder: Path, num_hidden_layers: int, dtype: torch.dtype = torch.float32
+) -> tuple[Layout, list[MtpTensors]] | None:
     """The MTP layers in a checkpoint of a target with this many layers; None: there are none.
 
-    Weights in 8-bit floats, such as DeepSeek's and GLM's, are multiplied by their scales.
+    Weights in 8-bit floats, such as DeepSeek's and GLM's, are multiplied by their scales, in `dtype`.
 
     Raises:
         CheckpointError: no safetensors, a damaged file, a layout that is not known, tensors that are missing or left
@@ -150,7 +153,7 @@ def read_mtp(folder: Path, num_hidden_layers: int) -> tuple[Layout, list[MtpTens
         tensors |= {_plain(name): tensor for name, tensor in read_finite_tensors(file, names).items()}
     if not tensors:
         return None
-    tensors = _dequantized(tensors, folder)
+    tensors = _dequantized(tensors, folder, dtype)
     layout, first = _layout(folder, tensors, num_hidden_layers)
     layers = _take_layers(layout, tensors, first, folder)
     if tensors:
@@ -193,8 +196,8 @@ def _is_mtp(name: str, num_hidden_layers: int) -> bool:
     return name.startswith("mtp") if number is None else int(number[1]) >= num_hidden_layers
 
 
-def _dequantized(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """Weights in 8-bit floats times their scales, in float32. Raises `CheckpointError`: scales of other shapes."""
+def _dequantized(tensors: dict[str, Tensor], folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Weights in 8-bit floats times their scales. Raises `CheckpointError`: scales of other shapes."""
     names = [name for name in tensors if name.endswith(SCALES) and name.rpartition("_scale")[0] in tensors]
     if not names:
         return tensors
@@ -208,7 +211,7 @@ def _dequantized(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
                 raise CheckpointError(f"{folder}: {name} {[*scales.shape]} is not of rows or blocks of {sizes} weights")
             for dim, block in enumerate(sizes):
                 scales = scales.repeat_interleave(block, dim).narrow(dim, 0, weight.shape[dim])
-        tensors[name.rpartition("_scale")[0]] = weight.float() * scales.float()
+        tensors[name.rpartition("_scale")[0]] = (weight.float() * scales.float()).to(dtype)
     return tensors
 
 

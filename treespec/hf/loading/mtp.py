@@ -53,7 +53,7 @@ def load_mtp(
     """
     facts = model_facts(target)
     folder = _folder(facts, checkpoint)
-    found = read_mtp(folder, facts.config.num_hidden_layers)
+    found = read_mtp(folder, facts.config.num_hidden_layers, facts.dtype)
     if found is None:
         raise CheckpointError(_nothing_found(facts, folder))
     if draft_vocab is None:
