@@ -33,9 +33,11 @@ def error_tables(found: dict[str, Any]) -> list[Table]:
             for kind, dtypes in found.items():
                 by_way = dtypes[dtype][reference]
                 rows += [[kind, way, *(f"{value:.1e}" for value in by_way[way])] for way in ways]
-                trees, own = (torch.tensor(by_way[way]) for way in error.WAYS[:2])
-                ratios = [f"{ratio:.2f}".replace("nan", "no difference") for ratio in (trees / own).tolist()]
-                rows.append([kind, "tree / whole text", *ratios])
+                own = torch.tensor(by_way["whole text"])
+                for way in ("chain", "tree"):
+                    ratios = (torch.tensor(by_way[way]) / own).tolist()
+                    texts = [f"{ratio:.2f}".replace("nan", "no difference") for ratio in ratios]
+                    rows.append([kind, f"{way} / whole text", *texts])
             tables.append((title, ["recurrence", "pass", *depths], rows))
     return tables
 

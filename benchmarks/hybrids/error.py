@@ -1,9 +1,9 @@
 """How much rounding a tree pass adds, by depth, compared with the model's own passes.
 
-One chain behind a prompt is scored by a tree pass, by the model's own pass over the whole text, and by its own passes
-over single tokens. Differences are root mean squares over logits, in standard deviations of the logits: from the
-passes over single tokens, which plain decoding makes, and from passes in float64. Texts are few and bfloat16
-coarse: there the ratios of another seed are others, on both sides of 1.
+A chain behind a prompt is scored by tree passes, alone and with siblings between its nodes, by the model's own pass
+over the whole text, and by its own passes over single tokens. Differences are root mean squares over logits, in
+standard deviations of the logits: from the passes over single tokens, which plain decoding makes, and from passes in
+float64. Texts are few and bfloat16 coarse: there the ratios of another seed are others, on both sides of 1.
 transformers computes recurrences in float32 whatever the model's dtype: in the reference these are float64 too.
 """
 
@@ -24,11 +24,12 @@ from benchmarks.hybrids.models import KINDS, by_kind, own_passes
 from treespec.hf.recurrent.scorer import StateScorer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-WAYS = ("tree", "whole text", "single tokens")
+WAYS = ("chain", "tree", "whole text", "single tokens")
 PROMPT = 40
 DEPTHS = ((1, 4), (5, 16), (17, 48))
 """First and last ones that are taken together: one depth of a few texts says little."""
-COMPARED = {"single tokens": WAYS[:2], "float64": WAYS}
+SIBLING_EVERY = 3
+COMPARED = {"single tokens": WAYS[:3], "float64": WAYS}
 """By reference the passes that are compared with it."""
 Errors = dict[str, dict[str, dict[str, list[float]]]]
 
@@ -49,13 +50,23 @@ def all_in_float64() -> Iterator[None]:
 def passes(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
     """The logits [depth, V] of the tokens behind the prompt, by way."""
     prompt, chain = ids[:, :PROMPT], ids[:, PROMPT:]
-    scorer = StateScorer(model)
-    scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
-    tree = scorer.extend(chain, torch.arange(-1, chain.shape[1] - 1)[None]).logits[0]
+    by_trees = [_scored(model, prompt, chain, every) for every in (chain.shape[1] + 1, SIBLING_EVERY)]
     whole = model(ids, use_cache=False).logits[0, PROMPT:]
     run = own_passes(model, prompt)
     single = torch.cat([run(token) for token in chain.split(1, 1)], 1)[0]
-    return dict(zip(WAYS, (tree, whole, single), strict=True))
+    return dict(zip(WAYS, (*by_trees, whole, single), strict=True))
+
+
+def _scored(model: PreTrainedModel, prompt: Tensor, chain: Tensor, every: int) -> Tensor:
+    """The logits of a chain's nodes in a tree where one node in `every` has a sibling, [depth, V]."""
+    tokens, parents, path = [], [], []
+    for depth, token in enumerate(chain[0].tolist(), start=1):
+        parents += [path[-1] if path else -1] * (1 + (depth % every == 0))
+        path.append(len(tokens))
+        tokens += [token, token ^ 1][: len(parents) - len(tokens)]
+    scorer = StateScorer(model)
+    scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
+    return scorer.extend(torch.tensor([tokens]), torch.tensor([parents])).logits[0, path]
 
 
 @torch.no_grad()
