@@ -69,7 +69,14 @@ class SpedUp(TreeSpeculation):
             ("so far", self._so_far()),
         ]
         return "\n".join(
-            textwrap.fill(f"{name:{INDENT}}{text}", WIDTH, subsequent_indent=" " * INDENT) for name, text in lines
+            textwrap.fill(
+                f"{name:{INDENT}}{text}",
+                WIDTH,
+                subsequent_indent=" " * INDENT,
+                break_long_words=False,  # Paths stay whole.
+                break_on_hyphens=False,
+            )
+            for name, text in lines
         )
 
     def _so_far(self) -> str:
