@@ -49,7 +49,7 @@ MODEL_NAME = f"HuggingFaceTB/{smollm2.NAME}"
 SHARES = {"talk": 0.24, "openings": 0.2, "tasks": 0.2, "languages": 0.08, "own": 0.03, "turns": 0.13, "sources": 0.12}
 """The kinds of messages; "own": the target begins them, too."""
 TEMPERATURES = (0.0, 0.7, 1.0)
-LENGTHS = {False: 512, True: 768}
+LENGTHS = {False: 512, True: 640}
 """The longest texts, without and with earlier ones in them."""
 TEXT_TOKENS = 260
 """About the mean length of a text, by which the number of messages is chosen."""
