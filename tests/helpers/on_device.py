@@ -62,6 +62,8 @@ def _patch_models(device: torch.device, move: Callable[[nn.Module, torch.device]
     from transformers.generation import GenerationMixin
 
     from treespec.heads.modules.base import DraftHead
+    from treespec.hf.models import make_scorer  # noqa: F401  Which imports all kinds of scorers.
+    from treespec.hf.models.base import ModelScorer
 
     def evaluate(module: Any) -> Any:
         nn.Module.eval(module)
@@ -71,6 +73,27 @@ def _patch_models(device: torch.device, move: Callable[[nn.Module, torch.device]
     PreTrainedModel.eval = DraftHead.eval = evaluate
     PreTrainedModel.__call__ = _with_moved_inputs(nn.Module.__call__)  # type: ignore[method-assign]
     GenerationMixin.generate = _with_moved_inputs(GenerationMixin.generate)  # type: ignore[method-assign]
+    for scorer in _subclasses(ModelScorer):
+        if "prefill" in vars(scorer):
+            scorer.prefill = _with_moved_prompt(scorer.prefill)
+
+
+def _subclasses(kind: type) -> Iterator[Any]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _subclasses(below)
+
+
+def _with_moved_prompt(prefill: Callable[..., Any]) -> Callable[..., Any]:
+    """Prompts go where the scorer is; trees are on the host in any case."""
+
+    @functools.wraps(prefill)
+    def moved(scorer: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_called_by_a_test():
+            args, kwargs = _mapped(lambda x: x.to(scorer.device), (args, kwargs))
+        return prefill(scorer, *args, **kwargs)
+
+    return moved
 
 
 def _with_moved_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
