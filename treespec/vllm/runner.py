@@ -143,8 +143,8 @@ class TreeRunner:
         That is everything that a step takes, vLLM's scheduler included. It is left out where a prompt was read, and
         where no request was in both steps, as the engine may have been idle.
         """
-        control, before = self._drafting.control, self._reported
-        if control is None:
+        before = self._reported
+        if self._drafting.control is None:
             return
         now, requests = time.perf_counter(), {row.request for row in rows}
         self._reported = now, requests, step.num_prompt
@@ -154,7 +154,7 @@ class TreeRunner:
         assert step.logits is not None, "until the step's drafts are made"
         verified = VerifiedStep(trees, verdicts, Scores(step.logits), emitted)
         ms = 1e3 * (now - before[0]) - self._draft_ms if before and is_timed else None
-        control.learn(verified, self._draft_ms, ms)
+        self._drafting.report(verified, self._draft_ms, ms)
 
     def _draft(self: Any, step: Step, rows: Sequence[ServedRow], drafts: list[list[int]]) -> None:
         """Fill in the drafts that are predicted to pay."""
