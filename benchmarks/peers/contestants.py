@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -24,18 +25,22 @@ from treespec.hf.loading.models import load_model
 from treespec.hf.loading.named import named_drafters
 from treespec.lab.measure.paired import Bench, Contestant, Run
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
+from treespec.speedup.sources import Found
+from treespec.speedup.sped_up import SpedUp
 
 ROOT = Path(__file__).parents[2]
 PLAIN, OPTIMIZED, COMPILED, AUTO = "plain", "optimized", "compiled", "auto"
 EXIT_LAYERS = 24
 """After which transformers' early exit drafts: the untrained head agrees there with the last layer's at two of five."""
 SHAPES: dict[str, Any] = {
-    **{f"chain-{n}": Chain(n) for n in (2, 4, 6)},
-    **{f"tree-{n}": n for n in (4, 8, 16, 32)},
+    **{f"chain-{n}": Chain(n) for n in (1, 2, 3, 4, 6)},
+    **{f"tree-{n}": n for n in (4, 8, 12, 16, 24, 32)},
     AUTO: "auto",
 }
-MERGED, RANDOM = "head+warm", "random"
-WORDS = {RANDOM: "random drafts", "head": "head alone", "warm": "lookups"}
+MERGED, RANDOM, FIRST = "head+warm", "random", "first"
+ONLY_AUTO = (RANDOM, FIRST)
+"""Random drafts, and the merged head in first calls: every prompt by a new object."""
+WORDS = {RANDOM: "random drafts", FIRST: "first calls", "head": "head alone", "warm": "lookups"}
 OTHERS = {
     COMPILED: "plain, compiled",
     "lookup": "transformers' prompt lookup",
@@ -118,6 +123,13 @@ class Compiled(Contestant):
         return decode
 
 
+class FirstCalls(Contestant):
+    """A new object for every prompt, which is made before the call."""
+
+    def start(self, bench: Bench) -> Callable[[str], Run]:
+        return lambda prompt: bench.decode(prompt, self.options(), self.model)
+
+
 class Process:
     """Another library in its own environment; between two prompts it waits for a line and takes no time."""
 
@@ -192,16 +204,29 @@ class Makers:
                 found.contestants.append(self._other(name, is_single))
             except (OSError, RuntimeError) as error:
                 found.left_out[name] = str(error)
-        found.contestants.extend(self._tree(drafter, shape) for drafter in drafters for shape in shapes)
+        found.contestants.extend(
+            self._tree(drafter, shape)
+            for drafter, shape in product(drafters, shapes)
+            if shape == AUTO or drafter not in ONLY_AUTO
+        )
         return found
 
     def _tree(self, drafter: str, shape: str) -> Contestant:
-        speculation = TreeSpeculation(self._drafters(drafter), tree=SHAPES[shape])
-        return Contestant(tree_name(shape, drafter), lambda: {"custom_generate": speculation})
+        name = tree_name(shape, drafter)
+        if drafter == FIRST:
+            return FirstCalls(name, lambda: {"custom_generate": self._auto(MERGED)})
+        speculation = (
+            self._auto(drafter) if shape == AUTO else TreeSpeculation(self._drafters(drafter), tree=SHAPES[shape])
+        )
+        return Contestant(name, lambda: {"custom_generate": speculation})
+
+    def _auto(self, drafter: str) -> SpedUp:
+        """What `speed_up` returns where it finds these drafters."""
+        return SpedUp(self.optimized, Found(self._drafters(drafter), [drafter]), {})
 
     def _drafters(self, name: str) -> Any:
         if name == RANDOM:
-            return RandomDrafts(self._parts["head"].head)
+            return [RandomDrafts(self._parts["head"].head)]
         return named_drafters(name.split("+"), self.optimized, self._tokenizer, smollm2.NAME, self._parts)
 
     def _other(self, name: str, is_single: bool) -> Contestant:

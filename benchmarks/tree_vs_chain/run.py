@@ -52,14 +52,14 @@ def main() -> None:
 def prompt_sources(spec_bench: Path | None) -> list[list[prompts.Prompt]]:
     sources = [prompts.human_eval(), prompts.gsm8k()]
     if spec_bench is not None:
-        sources.append(prompts.by_turns(prompts.spec_bench(spec_bench).values()))
+        sources.append(prompts.by_turns(prompts.questions(spec_bench).values()))
     return sources
 
 
 def _arguments() -> argparse.Namespace:
     options = parser("Trees against chains: acceptance.", threads=2)
     options.add_argument("part", choices=["acceptance"])
-    options.add_argument("--spec-bench", type=Path, help="Spec-Bench's question.jsonl; without it two sources are used")
+    options.add_argument("--spec-bench", type=Path, help=prompts.QUESTIONS)
     options.add_argument("--prompts", type=int, default=60, help="prompts of the claim on warm lookups (default: 60)")
     options.add_argument("--replayed", type=int, default=8, help="replayed prompts (default: %(default)s)")
     options.add_argument("--new-tokens", type=int, default=24)
