@@ -112,25 +112,6 @@ def questions(path: str | Path) -> dict[str, list[Prompt]]:
     return prompts
 
 
-class PromptSets(NamedTuple):
-    """Prompts for different ends; none is in two of them."""
-
-    timed: list[Prompt]
-    replayed: list[Prompt]
-    measuring: list[Prompt]
-
-
-def disjoint_sets(sources: Sequence[Sequence[Prompt]], sizes: Sequence[int]) -> PromptSets:
-    """Sets of the given total sizes, of all sources by turns (the first ones give the remainder)."""
-    left, sets = [list(source) for source in sources], []
-    for size in sizes:
-        shares = [(size + len(left) - 1 - number) // len(left) for number in range(len(left))]
-        chosen = by_turns([spread(source, share) for source, share in zip(left, shares, strict=True)])
-        sets.append(chosen)
-        left = [[prompt for prompt in source if prompt not in chosen] for source in left]
-    return PromptSets(*sets)
-
-
 def held_out(path: str | Path | None, count: int) -> list[Prompt]:
     """`count` prompts of all sources by turns; SPEED-Bench has code and problems of its own."""
     asked = [] if path is None else by_turns(questions(path).values())

@@ -57,7 +57,8 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 
 
 def publish(path: Path, data: dict[str, Any], text: str) -> None:
-    """Write a result's raw numbers and its report next to them, and print the report."""
+    """Write a result's raw numbers and next to them its report, with the settings at its end; print that."""
+    text = f"{text}\n{settings_lines(data)}"
     write_json(path, data)
     path.with_suffix(".md").write_text(text)
     print(text)

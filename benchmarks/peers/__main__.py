@@ -40,7 +40,7 @@ from benchmarks.common.prompts import QUESTIONS, Prompt, encode, held_out, lengt
 from benchmarks.common.settings import RESULTS, digest, load_average, parser, settings, write_json
 from benchmarks.peers.contestants import AUTO, MERGED, OTHERS, PLAIN, SHAPES, Makers
 from benchmarks.peers.process import environment
-from benchmarks.peers.report import picture, report
+from benchmarks.peers.report import as_plain, picture, report
 from treespec.commands.console import progress_bar
 from treespec.hf.loading import smollm2
 from treespec.lab.measure.paired import Bench, Run, in_turn
@@ -146,17 +146,6 @@ def batches(prompts: list[Prompt], cell: Cell, tokenizer: Any) -> Iterator[tuple
         else:
             ids = torch.tensor([lengthened(tokenizer, prompt, prompts, cell.context) for prompt in part])
             yield name, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def as_plain(run: Run, agreement: str | None) -> dict[str, Any]:
-    """A run as plain data, all rows' tokens one after the other.
-
-    `passes` are those that decided tokens: not a tree's reading of the prompt. Other libraries do not say how many.
-    """
-    tokens = [token for row in run.rows for token in row]
-    found = {"seconds": run.seconds, "tokens": tokens, "reading": run.reading, "num_read": run.num_read}
-    passes = {"passes": (run.num_passes - (run.num_read == 0)) * len(run.rows)} if run.num_passes else {}
-    return found | passes | ({} if agreement is None else {"agreement": agreement})
 
 
 def agreements(bench: Bench, prompt: str, runs: dict[str, Run]) -> dict[str, str]:

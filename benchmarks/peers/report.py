@@ -17,18 +17,9 @@ from matplotlib.figure import Figure
 from benchmarks.common.estimates import ratio
 from benchmarks.common.prompts import SPEED_BENCH
 from benchmarks.common.settings import markdown_table, settings_lines
-from benchmarks.peers.contestants import (
-    AUTO,
-    COMPILED,
-    ONLY_AUTO,
-    OPTIMIZED,
-    PLAIN,
-    RANDOM,
-    WORDS,
-    title,
-    tree_name,
-)
+from benchmarks.peers.contestants import AUTO, COMPILED, ONLY_AUTO, OPTIMIZED, PLAIN, RANDOM, WORDS, title, tree_name
 from treespec.lab.measure.estimates import bootstrap
+from treespec.lab.measure.paired import Run
 from treespec.viz import ACCEPTED, NEXT_EDGE, REFERENCE
 
 TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
@@ -57,6 +48,16 @@ def report(data: dict[str, Any], about: str, picture: str = "peers.png") -> str:
     return "\n".join(lines) + "\n"
 
 
+def as_plain(run: Run, agreement: str | None = None) -> dict[str, Any]:
+    """A run as plain data; `tokens`: how many, of all rows.
+
+    `passes` are those that decided tokens: not a tree's reading of the prompt. Other libraries do not say how many.
+    """
+    found = {"seconds": run.seconds, "tokens": run.num_tokens, "reading": run.reading, "num_read": run.num_read}
+    passes = {"passes": (run.num_passes - (run.num_read == 0)) * len(run.rows)} if run.num_passes else {}
+    return found | passes | ({} if agreement is None else {"agreement": agreement})
+
+
 def complete(prompts: Prompts) -> Prompts:
     """Prompts where every contestant emitted more than reading gave: fewer leave nothing to divide by."""
     return {name: runs for name, runs in prompts.items() if all(num_decoded(run) > 0 for run in runs.values())}
@@ -64,14 +65,14 @@ def complete(prompts: Prompts) -> Prompts:
 
 def num_decoded(run: dict[str, Any]) -> int:
     """Tokens without those that reading gave; older results took reading from a call for one token."""
-    return len(run["tokens"]) - run.get("num_read", 1)
+    return run["tokens"] - run.get("num_read", 1)
 
 
 def ms_per_token(prompts: Prompts, name: str, is_whole: bool = False) -> list[float]:
-    """Of whole calls, or without the time of reading the prompt and the tokens that it gave."""
+    """Whole calls' milliseconds, or those without reading the prompt and the tokens that it gave."""
     runs = [runs[name] for runs in prompts.values()]
     if is_whole:
-        return [1e3 * run["seconds"] / len(run["tokens"]) for run in runs]
+        return [1e3 * run["seconds"] / run["tokens"] for run in runs]
     return [1e3 * (run["seconds"] - run["reading"]) / num_decoded(run) for run in runs]
 
 
@@ -82,11 +83,11 @@ def speed(prompts: Prompts, name: str | None, other: str | None, is_whole: bool 
     return ratio(*(ms_per_token(prompts, str(one), is_whole) for one in (other, name))).text()
 
 
-def in_total(prompts: Prompts, name: str) -> str:
-    """Times optimized plain decoding, whole calls, over all tokens together."""
-    tokens = [len(runs[name]["tokens"]) for runs in prompts.values()]
-    plain, mine = (np.dot(ms_per_token(prompts, one, is_whole=True), tokens) for one in (OPTIMIZED, name))
-    return f"{plain / mine:.2f}"
+def in_total(prompts: Prompts, name: str, other: str = OPTIMIZED) -> str:
+    """How many times as fast whole calls are, over all tokens together."""
+    tokens = [runs[name]["tokens"] for runs in prompts.values()]
+    ms, mine = (np.dot(ms_per_token(prompts, one, is_whole=True), tokens) for one in (other, name))
+    return f"{ms / mine:.2f}"
 
 
 def runs_of_one(prompts: Prompts) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def tokens_per_pass(prompts: Prompts, name: str) -> str:
     runs = [runs[name] for runs in prompts.values()]
     if not all("passes" in run for run in runs):
         return ""
-    return f"{sum(len(run['tokens']) for run in runs) / sum(run['passes'] for run in runs):.2f}"
+    return f"{sum(run['tokens'] for run in runs) / sum(run['passes'] for run in runs):.2f}"
 
 
 def cell_table(cells: dict[str, Prompts]) -> str:
@@ -228,8 +229,7 @@ def draw_contestants(plot: Axes, prompts: Prompts) -> None:
     for number, name in enumerate(names):
         value, low, high = bootstrap(ms_per_token(prompts, name), np.median)
         colour = ACCEPTED if name == AUTO else REFERENCE
-        plot.plot([low, high], [number, number], color=colour, linewidth=2, alpha=0.6)
-        plot.plot([value], [number], "o", color=colour, markersize=5)
+        plot.errorbar(value, number, xerr=[[value - low], [high - value]], fmt="o", color=colour, markersize=5)
     plot.set_yticks(range(len(names)), [title(name).replace("`", "") for name in names], fontsize=8)
     plot.invert_yaxis()
     plot.set_xlim(left=0)
@@ -243,10 +243,9 @@ def draw_categories(plot: Axes, prompts: Prompts) -> None:
             continue
         for number, mine in enumerate(kinds.values()):
             value, low, high = ratio(ms_per_token(mine, PLAIN), ms_per_token(mine, name))
-            height = number + 0.2 * (shift - 1)
-            plot.plot([low, high], [height, height], color=colour, linewidth=2, alpha=0.6)
             label = title(name).replace("`", "") if number == 0 else None
-            plot.plot([value], [height], "o", color=colour, markersize=4, label=label)
+            errors, height = [[value - low], [high - value]], number + 0.2 * (shift - 1)
+            plot.errorbar(value, height, xerr=errors, fmt="o", color=colour, markersize=4, label=label)
     plot.axvline(1, color=REFERENCE, linewidth=0.8, linestyle=":")
     plot.set_yticks(range(len(kinds)), [f"{kind} ({len(mine)})" for kind, mine in kinds.items()], fontsize=8)
     plot.invert_yaxis()

@@ -23,7 +23,7 @@ from treespec.speedup import SpedUp
 
 
 def run(seconds: float, num_tokens: int = 5, reading: float = 0.1, agreement: str = "identical") -> dict:
-    return {"seconds": seconds, "tokens": [7] * num_tokens, "reading": reading, "agreement": agreement}
+    return {"seconds": seconds, "tokens": num_tokens, "reading": reading, "agreement": agreement}
 
 
 NAMES = ("HumanEval/1", "gsm8k-1", "Spec-Bench/3 (qa)", "Spec-Bench/4 (writing)")
@@ -81,7 +81,7 @@ def test_a_whole_run_is_kept_and_resumed(run_peers, monkeypatch):
     assert batch["left_out"].keys() == {"lookup", "assisted"}
     for found, num_rows in ((single, 1), (batch, 2)):
         for runs in found["prompts"].values():
-            assert all(len(run["tokens"]) == 6 * num_rows and run["agreement"] == "identical" for run in runs.values())
+            assert all(run["tokens"] == 6 * num_rows and run["agreement"] == "identical" for run in runs.values())
             assert runs["plain"]["num_read"] == num_rows
             assert runs["plain"]["passes"] == 6 * num_rows
             assert runs["tree-4-suffix"]["num_read"] == 0
@@ -183,11 +183,11 @@ def test_categories_and_prompts_that_end_at_once():
 def test_another_environment_is_left_out_with_its_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(smollm2, "converted_folder", lambda: tmp_path)
     with pytest.raises(RuntimeError, match="make bench-peers"):
-        Process(tmp_path / "absent", "vllm", {}, 1)
+        Process.of_library(tmp_path / "absent", "vllm", {}, 1)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
     with pytest.raises(RuntimeError, match="unknown"):
-        Process(tmp_path, "unknown", {}, 1)
+        Process.of_library(tmp_path, "unknown", {}, 1)
 
 
 def test_requests_and_answers_are_lines(tmp_path):
