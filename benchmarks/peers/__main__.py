@@ -114,7 +114,8 @@ def measure(
 
     `call`: the number of the call of the contestants' objects, the first of which warms up.
     """
-    inputs = dict(batches(held_out(args.spec_bench, args.prompts), cell, tokenizer))
+    prompts, before = (held_out(args.spec_bench, count) for count in (args.prompts, max(args.prompts, 100)))
+    inputs = dict(batches(prompts, before, cell, tokenizer))
     made = makers.make(args.contestants, args.drafters, args.shapes, cell.batch == 1)
     sampling = {"do_sample": True, "temperature": cell.temperature, "top_k": 0} if cell.temperature else None
     bench = Bench(makers.optimized, inputs, args.new_tokens, sampling or {"do_sample": False}, args.seed)
@@ -136,15 +137,18 @@ def measure(
     return {"prompts": found, "loads": loads, "left_out": made.left_out}
 
 
-def batches(prompts: list[Prompt], cell: Cell, tokenizer: Any) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Names and arguments of `generate` of the cell's batches, a prompt each where its size is one."""
+def batches(
+    prompts: list[Prompt], before: list[Prompt], cell: Cell, tokenizer: Any
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Names and arguments of `generate` of the cell's batches, a prompt each where its size is one; `before`: texts for
+    contexts."""
     for start in range(0, len(prompts) - cell.batch + 1, cell.batch):
         part = prompts[start : start + cell.batch]
         name = " | ".join(prompt.name for prompt in part)
         if cell.context is None:
             yield name, encode(tokenizer, part)
         else:
-            ids = torch.tensor([lengthened(tokenizer, prompt, prompts, cell.context) for prompt in part])
+            ids = torch.tensor([lengthened(tokenizer, prompt, before, cell.context) for prompt in part])
             yield name, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
