@@ -41,15 +41,17 @@ def load(name: str, model: Any) -> Any:
 
 
 def measure(
-    model: Any, tokenizer: Any, drafter: Any, prompts: list[Prompt], num_new: int, shapes: dict[str, TreePolicy]
+    args: Any, model: Any, tokenizer: Any, drafter: Any, prompts: list[Prompt], shapes: dict[str, TreePolicy]
 ) -> dict[str, dict[str, Any]]:
     """By temperature and shape: tokens, passes, levels of all trees, and seconds, over all prompts."""
     found: dict[str, dict[str, Any]] = {}
-    for (temperature, sampling), (shape, policy) in product(SAMPLING.items(), shapes.items()):
+    for temperature, (shape, policy) in product(args.temperatures, shapes.items()):
         speculation, start = TreeSpeculation(drafter, tree=policy, seed=0), time.perf_counter()
         for prompt in prompts:
             inputs = encode(tokenizer, [prompt])
-            model.generate(**inputs, max_new_tokens=num_new, custom_generate=speculation, **sampling)
+            model.generate(
+                **inputs, max_new_tokens=args.new_tokens, custom_generate=speculation, **SAMPLING[temperature]
+            )
         stats = speculation.total_stats
         found.setdefault(temperature, {})[shape] = {
             "tokens": stats.num_emitted_tokens,
@@ -80,6 +82,7 @@ def main() -> None:
     options.add_argument("--prompts", type=int, default=12)
     options.add_argument("--new-tokens", type=int, default=64)
     options.add_argument("--spec-bench", type=Path, help=QUESTIONS)
+    options.add_argument("--temperatures", nargs="+", choices=list(SAMPLING), default=list(SAMPLING))
     options.add_argument("--chains", type=int, nargs="*", default=[4], help="tokens (default: 4)")
     options.add_argument("--trees", type=int, nargs="*", default=[8, 16], help="nodes, the root's too (default: 8 16)")
     options.add_argument("--output", type=Path, default=RESULTS / "training" / "mtp.json")
@@ -99,7 +102,7 @@ def main() -> None:
     for given in track(args.drafters):
         name, _, folder = given.partition("=")
         torch.manual_seed(args.seed)
-        found[name] = measure(model, tokenizer, load(folder, model), prompts, args.new_tokens, shapes)
+        found[name] = measure(args, model, tokenizer, load(folder, model), prompts, shapes)
     data = settings(**chosen, load_average_after=load_average(), drafters=found)
     publish(args.output, data, report(data))
 
