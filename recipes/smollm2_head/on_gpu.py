@@ -25,10 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recipes.smollm2_head.corpus import Text, append, read_corpus
+from recipes.smollm2_head.corpus import MODEL_NAME, Text, append, read_corpus
 from recipes.smollm2_head.messages import FIRST_KINDS, LATER_KINDS, Messages
 from recipes.smollm2_head.slots import Job, Slots
-from recipes.smollm2_head.write import MAX_MESSAGE
 from treespec import shipped_head
 from treespec.heads.eagle3.module import unroll
 from treespec.hf.introspect import pick_layers
@@ -45,7 +44,8 @@ from treespec.training.text.batch import Message
 from treespec.training.train import choose_vocabulary
 
 HIDDEN_LAYERS = (2, 15, 27)
-MODEL_NAME = f"HuggingFaceTB/{smollm2.NAME}"
+MAX_MESSAGE = 160
+"""Tokens of a message that the target finishes."""
 SHARES = {"talk": 0.24, "openings": 0.2, "tasks": 0.2, "languages": 0.08, "own": 0.03, "turns": 0.13, "sources": 0.12}
 """The kinds of messages; "own": the target begins them, too."""
 TEMPERATURES = (0.0, 0.7, 1.0)

@@ -168,7 +168,7 @@ class Slots:
         self._is_done |= is_end | (after + 1 >= self._length)
 
     def _end_loops(self) -> None:
-        """End rows whose last tokens stood up to `LONGEST_PERIOD` earlier too, as `is_looping` does."""
+        """End rows whose last `REPEATED` tokens stood up to `LONGEST_PERIOD` earlier, too."""
         count = REPEATED + LONGEST_PERIOD
         places = self._position.unsqueeze(1) + torch.arange(1 - count, 1, device=self._device)
         windows = self._tokens.gather(1, places.clamp(min=0)).unfold(1, REPEATED, 1)
