@@ -74,7 +74,7 @@ PROMPTS = (
     "Write a Python function that returns the sum of a list of numbers.",
     "Continue this code:\ndef add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return",
     "List three fruits and their colours, one per line.",
-    "Once upon a time there was a king who had three sons. Tell the story of the eldest.",
+    "Once upon a time there was a king who had three sons. Write the story of the eldest.",
     "Explain photosynthesis to a child.",
     "What is the capital of France, and what is it known for?",
     "Translate to French: I would like a cup of tea and a piece of cake, please.",
@@ -115,7 +115,7 @@ def main() -> None:
         list(pool.map(lambda name: start(name, args), args.only))
     parts = {name: json.loads(part(args, name).read_text()) for name in ENGINES if part(args, name).exists()}
     data = settings(
-        vllm=importlib.metadata.version("vllm"), card=_card(), rows=rows_of(parts), sampled=sampled_law(parts)
+        vllm=importlib.metadata.version("vllm"), card=_card(), rows=rows_of(parts), sampled=sampling_test(parts)
     )
     write_json(args.out, data)
     args.out.with_suffix(".md").write_text(report(data))
@@ -209,7 +209,7 @@ def rows_of(parts: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def sampled_law(parts: dict[str, Any]) -> dict[str, float] | None:
+def sampling_test(parts: dict[str, Any]) -> dict[str, float] | None:
     """The G-test of whether both engines of `SAMPLED` sample the same distribution."""
     if not all("sampled" in parts.get(name, {}) for name in SAMPLED):
         return None
@@ -237,9 +237,9 @@ def report(data: dict[str, Any]) -> str:
     text = f"# Trees in vLLM {data['vllm']} on {data['card']}\n\n{len(PROMPTS)} prompts, {TOKENS} tokens each, greedy. "
     text += '"Again": with a full prefix cache.\n\n' + markdown_table(header, cells)
     if data["sampled"]:
-        law = data["sampled"]
+        test = data["sampled"]
         text += f"\nSampled, {NUM_SAMPLES} texts of {SAMPLED_TOKENS} tokens by {SAMPLED[1]} and by {SAMPLED[0]}: "
-        text += f"G = {law['G']} at {law['degrees']} degrees of freedom, p = {law['p']}.\n"
+        text += f"G = {test['G']} at {test['degrees']} degrees of freedom, p = {test['p']}.\n"
     if timed:
         text += "\n" + markdown_table(["ms per token", *(f"{size} at once" for size in TIMED)], timed)
     return f"{text}\n{settings_lines(data)}"

@@ -41,9 +41,9 @@ def test_sampled_texts_are_compared_as_distributions(others, is_same):
         name: part([], sampled=samples(seed, probs))
         for seed, (name, probs) in enumerate(zip(cuda.SAMPLED, ([0.5, 0.3, 0.2], others), strict=True))
     }
-    law = cuda.sampled_law(parts)
-    assert law is not None
-    assert (law["degrees"], law["p"] > 0.01) == (8, is_same)
+    found = cuda.sampling_test(parts)
+    assert found is not None
+    assert (found["degrees"], found["p"] > 0.01) == (8, is_same)
 
 
 def test_references_run_without_drafts_in_the_same_precision():
