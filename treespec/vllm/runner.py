@@ -119,6 +119,26 @@ class TreeRunner:
             for cache in self.kv_caches:
                 cache[target] = cache[source]
 
+    def take_draft_token_ids(self: Any) -> Any:
+        """vLLM's, with the parents of trees whose masks of a grammar the scheduler makes."""
+        drafts = super().take_draft_token_ids()  # pyright: ignore[reportAttributeAccessIssue]
+        if drafts is not None:
+            drafts.parents = {
+                name: draft.trees.parents[draft.row, : len(draft.tokens)].tolist()
+                for name, draft in self._drafts.items()
+                if self._has_grammar(name) and not self._masks_chains
+            }
+        return drafts
+
+    def _has_grammar(self: Any, name: str) -> bool:
+        request = self.requests.get(name)  # It may have left since it was drafted for.
+        return request is not None and request.sampling_params.structured_outputs is not None
+
+    @property
+    def _masks_chains(self: Any) -> bool:
+        """Where a reasoning parser decides at which token a grammar begins, masks are vLLM's, of chains."""
+        return bool(self.vllm_config.structured_outputs_config.reasoning_parser)
+
     def _input_fits_in_drafter(self: Any, common_attn_metadata: Any) -> bool:
         """Always: every tree ends where its request must."""
         return common_attn_metadata is not None
@@ -209,10 +229,8 @@ class TreeRunner:
         """Trees that find their scratch blocks, and how many each of them takes."""
         tables = self.input_batch.block_table[0].get_numpy_array()
         trees = self._drafting.propose(rows, tables)
-        params = [self.requests[row.request].sampling_params for row in rows]
-        has_grammar = [param.structured_outputs is not None for param in params]
-        if any(has_grammar):  # vLLM's masks are those of chains.
-            trees = first_chains(trees, has_grammar)
+        if self._masks_chains:
+            trees = first_chains(trees, [self._has_grammar(row.request) for row in rows])
         if self._drafting.control is not None:
             trees = self._drafting.control.trim(trees)
         trees = first_nodes(trees, self._tree_options.num_speculative_tokens + 1)
