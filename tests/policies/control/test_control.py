@@ -143,6 +143,27 @@ def test_random_drafts_cost_little(claimed):
         assert best_name(world.run(600)).startswith("tree")
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_most_steps_that_do_not_draft_predict_and_learn_nothing(rows):
+    """Three of four repeat the choice until a draft is tried again, or until a row leaves."""
+    world = World(Control(), right=RANDOM, level_ms=4.0, share=0.13, rows=rows).run(60)
+    control, predict, num_predicted = world.control, world.control._predict, [0]
+
+    def counted(ms_per_token):
+        num_predicted[0] += 1
+        return predict(ms_per_token)
+
+    vars(control)["_predict"] = counted
+    world.run(100)
+    assert world.names[-100:].count("plain") > 95
+    assert num_predicted[0] <= 30
+    while not control._num_repeated:
+        world.step()
+    before = num_predicted[0]
+    control.choose(rows + 1, 100)
+    assert num_predicted[0] == before + 1
+
+
 def test_a_new_call_begins_with_a_prediction():
     control = Control()
     world = World(control, right=RANDOM, level_ms=4.0, share=0.13).run(100)

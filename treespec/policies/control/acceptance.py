@@ -7,7 +7,7 @@ Axis letters: J numbers of nodes, K shapes.
 """
 
 from bisect import bisect
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -18,9 +18,9 @@ from treespec.tree import TreeBatch
 
 BIN_EDGES = (0.01, 0.03, 0.07, 0.15, 0.3, 0.5, 0.7, 0.85, 0.93, 0.97, 0.99)
 """Bins of confidences, narrow where a small difference matters along a path."""
-MOST_RANK, MOST_DEPTH = 3, 4
-"""Later siblings and deeper nodes are corrected together."""
-PRIOR_TRIALS, TRIAL_MEMORY = 24.0, 0.997
+MOST_RANK = 3
+"""Later siblings are corrected together."""
+PRIOR_TRIALS, TRIAL_MEMORY = 14.0, 0.997
 """See `Calibration`."""
 OUTCOME_MEMORY, PRIOR_ACCEPTED = 0.96, 6.0
 """The factor per drafted step on what was accepted, and the tokens that expectations without it count for."""
@@ -38,23 +38,22 @@ class DraftedTree:
 
     def __init__(self, tokens: list[int], parents: list[int], values: list[float] | None, known: Calibration) -> None:
         self.tokens, self.parents, self.depths, self.probs = tokens, [-1], [0], [1.0]
-        self.cells: list[Sequence[Hashable]] = [()]
+        self.cells = [(0, 0)]
         """Where a node's confidence is corrected, given that its parent is right."""
         self.chain, num_children = list[int](), [0] * len(parents)
         for node, above in enumerate(parents[1:], start=1):
             if above < 0:
                 break  # Padding comes last.
-            rank, depth = num_children[above], self.depths[above] + 1
+            rank = num_children[above]
             num_children[above] += 1
             claim, bin_number = 0.5 * 0.35**rank, -1  # A guess, where the drafter does not say.
             if values is not None:
                 claim = min(values[node] / values[above], 1.0) if values[above] > 0 else 1.0
                 bin_number = bisect(BIN_EDGES, claim)
-            coarse = min(rank, MOST_RANK), bin_number
-            self.cells.append((coarse, (*coarse, min(depth, MOST_DEPTH))))
+            self.cells.append((min(rank, MOST_RANK), bin_number))
             self.parents.append(above)
-            self.depths.append(depth)
-            self.probs.append(self.probs[above] * known.estimate(claim, self.cells[node]))
+            self.depths.append(self.depths[above] + 1)
+            self.probs.append(self.probs[above] * known.estimate(claim, self.cells[-1:]))
             if rank == 0 and above == (self.chain[-1] if self.chain else 0):
                 self.chain.append(node)
         self.order = sorted(range(1, len(self.parents)), key=lambda node: -self.probs[node])
@@ -66,7 +65,7 @@ class DraftedTree:
             depth = self.depths[node]
             if self.parents[node] in right and depth <= len(emitted):
                 is_right = self.tokens[node] == emitted[depth - 1]
-                known.update(is_right, self.cells[node])
+                known.update(is_right, [self.cells[node]])
                 if is_right:
                     right.add(node)
 
@@ -97,7 +96,8 @@ class Acceptance:
     def __init__(self, candidates: Candidates) -> None:
         self._candidates, self._known = candidates, Calibration(PRIOR_TRIALS, TRIAL_MEMORY)
         num_shapes, self._num_nodes = len(candidates.shapes), int(candidates.num_nodes.max())
-        self._sums = np.tile(PRIOR_STEPS * 0.4 * 0.6 ** np.arange(self._num_nodes), (num_shapes, 1))
+        self._sums = np.zeros((num_shapes, 1 + self._num_nodes))
+        self._sums[:, 1:] = PRIOR_STEPS * 0.4 * 0.6 ** np.arange(self._num_nodes)
         self._passes = np.full(num_shapes, 2 * PRIOR_STEPS)  # Few, as trees stop where passes do not pay.
         self._weights = np.full(num_shapes, PRIOR_STEPS)
         self._accepted = self._predicted = PRIOR_ACCEPTED
@@ -107,9 +107,9 @@ class Acceptance:
     def expected(self) -> Float[np.ndarray, "2 C"]:
         """Accepted tokens and draft passes."""
         numbers, num_nodes = self._candidates.numbers, self._candidates.num_nodes
-        sums = np.pad(self._sums, ((0, 0), (1, 0))).cumsum(1)[numbers, num_nodes]
+        sums = self._sums.cumsum(1)[numbers, num_nodes]
         passes = np.where(numbers == 0, num_nodes, np.minimum(num_nodes, (self._passes / self._weights)[numbers]))
-        return np.stack([sums / self._weights[numbers] * self._accepted / self._predicted, passes])
+        return np.array([sums / self._weights[numbers] * self._accepted / self._predicted, passes])
 
     def read(self, trees: TreeBatch) -> list[DraftedTree]:
         """A step's trees with their probabilities."""
@@ -134,6 +134,6 @@ class Acceptance:
             if shape.is_chain or (not candidate.shape.is_chain and shape.depth <= candidate.shape.depth):
                 is_full = shape == candidate.shape and all(len(t.order) >= candidate.num_nodes - 1 for t in trees)
                 best = sum(tree.best(shape, self._num_nodes, is_full) for tree in trees) / len(trees)
-                self._sums[number] = STEP_MEMORY * self._sums[number] + best
+                self._sums[number, 1:] = STEP_MEMORY * self._sums[number, 1:] + best
                 self._passes[number] = STEP_MEMORY * self._passes[number] + min(num_passes, shape.depth)
                 self._weights[number] = STEP_MEMORY * self._weights[number] + 1

@@ -38,6 +38,8 @@ FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
 READING_SHARE = 0.03
 """How much of the plain steps' time may be read to try a drafter again; in a batch, of all steps to come, at all."""
+REPEATED = 3
+"""Plain steps that repeat a choice because no draft pays, without predictions and without learning their times."""
 EXPLORED_EVERY = 16
 """One draft in this many is a tree of any depth: a chain says nothing of trees."""
 NEXT_LEVEL_SHARE = 0.7
@@ -129,6 +131,7 @@ class Control(ShowsOptions, StepControl):
         self._trees: Sequence[DraftedTree] = ()
         self._emitted = np.zeros(0)  # By the rows of a batch in steps that drafted, since the last one left.
         self._num_rows = self._context = 1
+        self._num_repeated, self._is_repeated = 0, False
         self._num_unread: int | None = None  # Tokens of a row that the drafter has not read; all at first.
         self.current: TreePolicy = self._learned.candidates[-1].policy or BestFirst(1)
         self.choice, self.tokens_per_ms = Choice("plain", "no step yet", {}), 0.0
@@ -142,7 +145,12 @@ class Control(ShowsOptions, StepControl):
     def choose(self, num_rows: int, context: int, room: int = MOST_AHEAD, num_unread: int | None = None) -> bool:
         """See `StepControl`; `num_unread`: tokens that the drafter must read first, None: those decoded without it."""
         learned, self._trees = self._learned, ()
-        self._num_rows, self._context = num_rows, context
+        self._is_repeated = self._num_repeated > 0 and room > 0 and num_rows == self._num_rows
+        if self._is_repeated:
+            self._num_repeated, learned.num_plain = self._num_repeated - 1, learned.num_plain + 1
+            self._num_unread = None if self._num_unread is None else self._num_unread + 1
+            return False
+        self._num_rows, self._context, self._num_repeated = num_rows, context, 0
         self._num_read = num_rows * (context if self._num_unread is None else self._num_unread)
         if num_unread is not None:
             self._num_read = num_unread
@@ -188,6 +196,7 @@ class Control(ShowsOptions, StepControl):
         """The number of the candidate to take, and the reason."""
         learned, drafting = self._learned, rates.copy()
         if len(rates) == 1:
+            self._num_repeated = REPEATED
             return PLAIN, "max_nodes=1"
         drafting[PLAIN] = 0.0
         if self.max_latency_ms is not None:
@@ -212,7 +221,7 @@ class Control(ShowsOptions, StepControl):
         if learned.num_plain >= max(learned.wait, reading_steps):
             learned.num_plain, learned.wait = 0, min(2 * learned.wait, LONGEST_WAIT)
             return best, "probed again after plain steps"
-        learned.num_plain += 1
+        learned.num_plain, self._num_repeated = learned.num_plain + 1, min(REPEATED, learned.wait - learned.num_plain)
         return PLAIN, f"the best draft is {gain:.2f} times plain"
 
     def trim(self, trees: TreeBatch) -> TreeBatch:
@@ -249,6 +258,8 @@ class Control(ShowsOptions, StepControl):
 
     def learn(self, step: VerifiedStep, draft_ms: float, other_ms: float | None) -> None:
         """See `StepControl`."""
+        if self._is_repeated:
+            return
         learned, trees, num_rows = self._learned, self._trees, step.trees.num_rows
         num_nodes = step.trees.num_nodes.tolist()
         if trees:
