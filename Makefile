@@ -37,13 +37,14 @@ WITHOUT_TIMES := 'import json, pathlib; file = pathlib.Path("tour.ipynb"); book 
 # Images of containers forbid compiled files: each worker and each command of a test would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help test test-slow test-all test-vllm test-newest test-oldest lint format docs tour demo release-check bench bench-vllm bench-peers clean
+.PHONY: help test test-slow test-all test-vllm test-cuda test-newest test-oldest lint format docs tour demo release-check bench bench-vllm bench-peers clean
 
 help:
 	@echo "make test      run the tests, but for the long ones (ARGS=... goes to pytest, WORKERS=2)"
 	@echo "make test-slow run the long tests only"
 	@echo "make test-all  run all tests"
 	@echo "make test-vllm run the tests of treespec.vllm in an environment with vLLM for CPUs (ARGS=... goes to pytest)"
+	@echo "make test-cuda run the tests on a GPU: those of tests/cuda, and much of the suite with its models there"
 	@echo "make test-newest  a short suite with the newest dependencies of the registry"
 	@echo "make test-oldest  the same with the oldest that pyproject.toml allows"
 	@echo "make lint      ruff, pyright, import-linter"
@@ -70,6 +71,9 @@ test-all: $(VENV)/.dev
 
 test-vllm: $(VLLM_VENV)/.ready $(VENV)/.bench
 	OMP_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false $(VLLM_BIN)/python -m pytest -W default tests/vllm $(ARGS)
+
+test-cuda: $(VENV)/.dev
+	WORKERS=$(WORKERS) .ci/cuda $(BIN)/python $(ARGS)
 
 test-newest: | $(NEWEST)/bin/python
 	WORKERS=$(WORKERS) .ci/smoke newest $(NEWEST)/bin/python

@@ -2,7 +2,7 @@
 
 Chains of 4 and best-first trees of 8 and 16 nodes at temperatures 0 and 1, whole calls with SmolLM2-135M-Instruct.
 Tokens per pass do not depend on the machine; milliseconds do, and on its load: `benchmarks.peers` measures speeds.
-Prompts are HumanEval's and GSM8K's, or those that `treespec adapt` holds out of a file. Drafters may be measured one by
+Prompts are HumanEval's and GSM8K's, Spec-Bench's with `--spec-bench`, or those that `treespec adapt` holds out of a file. Drafters may be measured one by
 one: what the output file has of the same prompts stays.
 
     python -m benchmarks.trained_drafters head=shipped mtp=runs/mtp/drafter
@@ -93,6 +93,7 @@ def main() -> None:
     options = parser(__doc__ or "", threads=1)
     options.add_argument("drafters", nargs="+", metavar="NAME=FOLDER", help="FOLDER, shipped, or FOLDER:raw")
     options.add_argument("--adapted-to", type=Path, help="the prompts of treespec adapt; its held-out ones are used")
+    options.add_argument("--spec-bench", type=Path, help="Spec-Bench's question.jsonl")
     options.add_argument("--prompts", type=int, default=12)
     options.add_argument("--new-tokens", type=int, default=64)
     options.add_argument("--temperatures", nargs="+", choices=list(SAMPLING), default=list(SAMPLING))
@@ -101,7 +102,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     model, tokenizer = smollm2.load()
     prepack_linears(model)
-    prompts = held_out(None, args.prompts)
+    prompts = held_out(args.spec_bench, args.prompts)
     if args.adapted_to is not None:
         texts = split_prompts(read_prompts(args.adapted_to))[0][: args.prompts]
         prompts = [Prompt(f"held out {number}", text) for number, text in enumerate(texts)]

@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 import torch
-from helpers import shape_checks
+from helpers import on_device, shape_checks
 
 CHECKED = (
     "treespec.tree",
@@ -20,6 +20,8 @@ CHECKED = (
 )
 shape_checks.install(CHECKED)  # Before the first import of treespec.
 torch.set_num_threads(1)
+if device := os.environ.get("TREESPEC_TEST_DEVICE"):
+    on_device.install(device)
 
 _cache = tempfile.TemporaryDirectory(prefix="treespec-tests-")
 os.environ["XDG_CACHE_HOME"] = _cache.name  # Removed when the process ends; subprocesses of tests inherit it.

@@ -94,7 +94,7 @@ class InNumpy:
         return self.rule.reason_against(trees)
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
-        return self.rule.verify(_NumpyTree(tree), lambda node: target_probs(node).numpy(), rng)
+        return self.rule.verify(_NumpyTree(tree), lambda node: target_probs(node).cpu().numpy(), rng)
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,10 @@ class _NumpyTree:
 
     def draft_probs_of(self, node: int) -> np.ndarray | None:
         probs = self.tree.draft_probs_of(node)
-        return None if probs is None else probs.numpy()
+        return None if probs is None else probs.cpu().numpy()
 
 
-def tiny_models() -> Models:
+def tiny_models(device: torch.device | str = "cpu") -> Models:
     """A target and a draft that agrees with it in part, both checked to score trees rightly."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -138,7 +138,7 @@ def tiny_models() -> Models:
         for mine, theirs in zip(draft.parameters(), target.parameters(), strict=True):
             mine.mul_(0.4).add_(0.7 * theirs)
     for model in (target, draft):
-        make_scorer(model)  # The self-check of a model's first use would see through the bugs planted later.
+        make_scorer(model.to(device))  # The self-check of a model's first use would see through the bugs planted later.
     return Models(target, draft)
 
 
@@ -151,7 +151,9 @@ def exact_distribution(model: LlamaForCausalLM, options: dict[str, Any], prompt:
         processors.append(library.TopPLogitsWarper(options["top_p"]))
     if "min_p" in options:
         processors.append(library.MinPLogitsWarper(options["min_p"]))
-    joint = enumerate_continuations(uncached(model, torch.tensor(prompt), processors), NUM_TOKENS).joint
+    joint = enumerate_continuations(
+        uncached(model, torch.tensor(prompt, device=model.device), processors), NUM_TOKENS
+    ).joint
     table = np.zeros((VOCAB_SIZE,) * NUM_TOKENS)
     for tokens, prob in joint.items():
         table[tokens] = prob
@@ -184,14 +186,14 @@ def count_batch(
         speculation.options = replace(speculation.options, seed=seed)
     with case.planted():
         out = target.generate(
-            padded.repeat(num_rows // count, 1),
-            attention_mask=mask.repeat(num_rows // count, 1),
+            padded.repeat(num_rows // count, 1).to(target.device),
+            attention_mask=mask.repeat(num_rows // count, 1).to(target.device),
             max_new_tokens=NUM_TOKENS,
             do_sample=True,
             custom_generate=speculation,
             **case.options,
         )
-    new = torch.as_tensor(out)[:, length:].numpy()
+    new = torch.as_tensor(out)[:, length:].cpu().numpy()
     cells = new @ (VOCAB_SIZE ** np.arange(NUM_TOKENS - 1, -1, -1))
     cells += np.arange(len(cells)) % count * VOCAB_SIZE**NUM_TOKENS
     return np.bincount(cells, minlength=count * VOCAB_SIZE**NUM_TOKENS)

@@ -21,7 +21,7 @@ def medusa(models: Models) -> Medusa:
     """Two heads that are the target's own output rows, disturbed."""
     rows = models.target.lm_head.weight.detach()
     noise = torch.Generator().manual_seed(0)
-    heads = [MedusaHead((), rows + 0.3 * torch.randn(rows.shape, generator=noise)) for _ in range(DEPTHS)]
+    heads = [MedusaHead((), rows + 0.3 * torch.randn(rows.shape, generator=noise).to(rows)) for _ in range(DEPTHS)]
     return Medusa(MedusaHeads(tuple(heads)))
 
 

@@ -72,10 +72,10 @@ def plain_loss(outputs, weight, target, row_weights, tv_weight):
 
 @pytest.mark.parametrize("tv_weight", [0.0, 0.3, 1.0])
 def test_loss_and_gradients_are_those_of_whole_logits(monkeypatch, tv_weight):
-    monkeypatch.setattr(module, "CHUNK_LOGITS", 50)
+    monkeypatch.setattr(module, "CHUNK_LOGITS", {"cpu": 50})
     generator = torch.Generator().manual_seed(0)
     outputs = torch.randn(11, 6, generator=generator).requires_grad_()
-    weight = torch.randn(13, 6, generator=generator)
+    weight = torch.randn(13, 6, generator=generator).requires_grad_()
     ids = torch.stack([torch.randperm(13, generator=generator)[:4] for _ in range(11)])
     probs = torch.rand(11, 4, generator=generator) / 4
     ids[3, 1], probs[3, 1] = -1, 0.0
@@ -83,5 +83,5 @@ def test_loss_and_gradients_are_those_of_whole_logits(monkeypatch, tv_weight):
     loss = distribution_loss(outputs, weight, target, row_weights, tv_weight)
     expected = plain_loss(outputs, weight, target, row_weights, tv_weight)
     torch.testing.assert_close(loss, expected)
-    found = torch.autograd.grad(3 * loss, outputs)
-    torch.testing.assert_close(found, torch.autograd.grad(3 * expected, outputs), atol=1e-6, rtol=1e-4)
+    found = torch.autograd.grad(3 * loss, (outputs, weight))
+    torch.testing.assert_close(found, torch.autograd.grad(3 * expected, (outputs, weight)), atol=1e-6, rtol=1e-4)

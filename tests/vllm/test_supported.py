@@ -16,6 +16,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.version import __version__ as VERSION
 
+from treespec.vllm.attention import with_segments
 from treespec.vllm.cpu_attention import SegmentCPUBackend
 from treespec.vllm.plugin import PROPOSER
 from treespec.vllm.scheduler import TreeScheduler, num_scratch_blocks
@@ -150,6 +151,12 @@ def test_attention_backends_without_segments_are_refused() -> None:
     check_backends([SegmentCPUBackend])
     with pytest.raises(UnsupportedModeError, match=r"attention CPU_ATTN \(CPUAttentionBackend\)"):
         check_backends([SegmentCPUBackend, CPUAttentionBackend])
+
+
+def test_backends_are_importable_by_what_they_say_of_themselves() -> None:
+    # As vLLM does on CUDA; it also groups layers by these names.
+    assert SegmentCPUBackend.full_cls_name() == ("treespec.vllm.cpu_attention", "SegmentCPUBackend")
+    assert with_segments(CPUAttentionBackend, "a.module.Other").full_cls_name() == ("a.module", "Other")
 
 
 def test_what_vllm_derives_from_our_backends_is_refused() -> None:

@@ -73,8 +73,9 @@ def _begin_with(
     for name, weight in own.items():
         weight.copy_(given[name])
     if learner.target_ids.equal(trained.target_ids.to(learner.target_ids.device)):
-        learner.has_own_rows = not head.lm_head.weight.equal(trained.lm_head.weight)
-        head.lm_head.weight.copy_(trained.lm_head.weight)
+        rows = trained.lm_head.weight.to(head.lm_head.weight.device)  # A head is built on the CPU.
+        learner.has_own_rows = not head.lm_head.weight.equal(rows)
+        head.lm_head.weight.copy_(rows)
     learner.has_own_embedding = not head.embedding.equal(trained.embedding)
     head.embedding = trained.embedding
     return learner

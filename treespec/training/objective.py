@@ -19,8 +19,8 @@ from treespec.training.evaluate import EvaluatedDrafts
 
 OUTSIDE, LAST_RANK = -1, 2**30
 """The draft id and the rank of a token outside the draft vocabulary."""
-CHUNK_LOGITS = 2**22
-"""Logits of one chunk: few enough for a processor's caches, enough rows for a fast product."""
+CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**27}
+"""Logits of one chunk: few enough for a processor's caches or a GPU's memory, enough rows for a fast product."""
 TINY = 1e-30
 """Below every probability that differs from zero."""
 
@@ -103,7 +103,7 @@ class Objective(nn.Module):
         weight = self.learner.output_weight
         ranks = torch.empty_like(right)
         overlaps = target.probs.new_zeros(len(right))
-        for part in _chunks(len(right), len(weight)):
+        for part in _chunks(right, len(weight)):
             probs = nn.functional.linear(outputs[part], weight).float().softmax(-1)
             own = probs.gather(1, right[part].clamp(min=0).unsqueeze(1))
             ranks[part] = torch.where(right[part] >= 0, (probs > own).sum(1), LAST_RANK)
@@ -126,17 +126,17 @@ def distribution_loss(
 
     The Kullback-Leibler divergence and the cross-entropy have the same gradient. Mass of the target that is not in
     `target` counts in neither term. With bfloat16 `outputs` [M, H] everything but the sums is computed in bfloat16;
-    `weight` [W, H] is not trained; `row_weights` float32 [M].
+    `weight` is [W, H], `row_weights` float32 [M].
     """
     loss = _DistributionLoss.apply(outputs, weight, target.ids, target.probs, row_weights, tv_weight)
     assert isinstance(loss, Tensor)
     return loss
 
 
-def _chunks(num_rows: int, vocab_size: int) -> list[slice]:
+def _chunks(rows: Tensor, vocab_size: int) -> list[slice]:
     """Slices of rows with about `CHUNK_LOGITS` logits each."""
-    size = max(CHUNK_LOGITS // vocab_size, 1)
-    return [slice(start, start + size) for start in range(0, num_rows, size)]
+    size = max(CHUNK_LOGITS.get(rows.device.type, CHUNK_LOGITS["cpu"]) // vocab_size, 1)
+    return [slice(start, start + size) for start in range(0, len(rows), size)]
 
 
 class _DistributionLoss(torch.autograd.Function):
@@ -145,18 +145,23 @@ class _DistributionLoss(torch.autograd.Function):
         ctx: Any, outputs: Tensor, weight: Tensor, ids: Tensor, probs: Tensor, row_weights: Tensor, tv_weight: float
     ) -> Tensor:
         to_outputs = torch.empty_like(outputs)
+        to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         loss = torch.zeros((), dtype=torch.float32, device=outputs.device)
-        for part in _chunks(len(outputs), len(weight)):
+        for part in _chunks(outputs, len(weight)):
             logits = nn.functional.linear(outputs[part], weight)
             value, slopes, scale = _chunk(logits, ids[part], probs[part], row_weights[part], tv_weight)
             loss += value
             torch.mul(slopes @ weight, scale, out=to_outputs[part])
-        ctx.to_outputs = to_outputs
+            if to_weight is not None:
+                to_weight.addmm_(slopes.T, outputs[part] * scale)
+        ctx.to_outputs, ctx.to_weight = to_outputs, to_weight
         return loss
 
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> Any:
-        return ctx.to_outputs * above[0].to(ctx.to_outputs.dtype), None, None, None, None, None
+        factor = above[0].to(ctx.to_outputs.dtype)
+        to_weight = None if ctx.to_weight is None else ctx.to_weight * factor
+        return ctx.to_outputs * factor, to_weight, None, None, None, None
 
 
 def _chunk(

@@ -33,10 +33,13 @@ class CurrentStep:
         cls.plan = None
 
 
-def with_segments(backend: Any) -> Any:
+def with_segments(backend: Any, path: str) -> Any:
     """The backend with segments: any decoder attention that writes its cache by `do_kv_cache_update`, not in `forward`.
 
     Its cache must be indexed by blocks first.
+
+    Args:
+        path: module and name under which the result is kept: on CUDA vLLM imports it by what the class says of itself.
     """
     builder_base, impl_base = backend.get_builder_cls(), backend.get_impl_cls()
 
@@ -72,6 +75,7 @@ def with_segments(backend: Any) -> Any:
         def get_impl_cls() -> Any:
             return SegmentImpl
 
+    SegmentBackend.__module__, _, SegmentBackend.__qualname__ = path.rpartition(".")
     return SegmentBackend
 
 

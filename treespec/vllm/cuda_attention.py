@@ -5,5 +5,5 @@ from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 
 from treespec.vllm.attention import with_segments
 
-SegmentFlashBackend = with_segments(FlashAttentionBackend)
-SegmentTritonBackend = with_segments(TritonAttentionBackend)
+SegmentFlashBackend = with_segments(FlashAttentionBackend, f"{__name__}.SegmentFlashBackend")
+SegmentTritonBackend = with_segments(TritonAttentionBackend, f"{__name__}.SegmentTritonBackend")

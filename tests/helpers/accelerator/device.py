@@ -26,6 +26,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -36,11 +37,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from treespec.sampling import LEAST_UNIFORM
 
-_setup_privateuseone_for_python_backend("pretend")
-DEVICE = torch.device("pretend", 0)
-_backend: Any = torch.get_device_module("pretend")
-_backend.get_rng_state = lambda device=None: torch.get_rng_state()  # What `torch.random.fork_rng` asks of a device.
-_backend.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
+DEVICE = torch.device("privateuseone", 0)  # "pretend" once that is registered.
 aten = torch.ops.aten
 READS = {
     aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.equal.default,
@@ -52,6 +49,15 @@ NO_KERNEL = {
     aten.detach.default,
 }  # fmt: skip
 _active: list[PretendAccelerator] = []
+
+
+@cache
+def register() -> None:
+    """Register the device; where there is a GPU, its memory cannot be pinned from then on."""
+    _setup_privateuseone_for_python_backend("pretend")
+    backend: Any = torch.get_device_module("pretend")
+    backend.get_rng_state = lambda device=None: torch.get_rng_state()  # What `torch.random.fork_rng` asks of a device.
+    backend.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
 
 
 class DeviceTensor(torch.Tensor):
@@ -85,6 +91,7 @@ class PretendAccelerator(TorchDispatchMode):
 
     def __init__(self, watched: str = "treespec") -> None:
         super().__init__()
+        register()
         self._watched = f"/{watched}/"
         self.reads: Counter[str] = Counter()
         self.uploads: Counter[str] = Counter()

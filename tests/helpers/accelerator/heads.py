@@ -82,4 +82,4 @@ def random_head(kind: type[Eagle3Head | DFlashHead], config: Any, device: torch.
     for weight in head.parameters():
         if weight.ndim > 1:
             nn.init.normal_(weight, 0.0, 0.3, generator=generator)
-    return to_device(head.eval()) if device == DEVICE else head.eval()
+    return to_device(head.eval()) if device == DEVICE else head.eval().to(device)

@@ -120,14 +120,14 @@ def count(case: Case, model: Any, draft: Any, device: PretendAccelerator, num_to
     name, make, _ = case
     ids, mask = prompts()
     options = options_of(case, num_tokens)
-    given = {"inputs": ids.to(DEVICE), "attention_mask": mask.to(DEVICE)}
+    given = {"inputs": ids.to(model.device), "attention_mask": mask.to(model.device)}
     # What happens once per model is not counted.
     model.generate(**given, custom_generate=make(draft), **options | {"max_new_tokens": 2})
     speculation = make(draft)
     with counting_from_the_first_tree(device) as levels:
         output = model.generate(**given, custom_generate=speculation, **options)
     steps = speculation.stats.num_target_passes
-    row: dict[str, Any] = {"name": name, "steps": steps, "levels": len(levels) / steps, "output": output.inner.tolist()}
+    row: dict[str, Any] = {"name": name, "steps": steps, "levels": len(levels) / steps, "output": output.tolist()}
     for kind in ("reads", "uploads", "pinned", "launches"):
         counts: Counter[str] = getattr(device, kind)
         passes = sum(n for line, n in counts.items() if line.startswith(MODEL_PASSES))

@@ -1,0 +1,374 @@
+"""The head that ships, and variants of it, trained on a GPU: text, features and training in one process.
+
+The target writes `--texts` tokens, then every batch is read by it once for all variants, which differ in their draft
+vocabulary, their layers, and whether their output rows are trained. Everything follows the clock: `--minutes` of
+training, with evaluations on texts that are held out, whose lines (`curve.jsonl`) are the curve of tokens against acceptance.
+The texts, the variants' files and the curve lie in `--out`.
+
+    python -m recipes.smollm2_head.on_gpu --out runs --texts 16000000 --minutes 9
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recipes.smollm2_head.corpus import MODEL_NAME, Text, append, read_corpus
+from recipes.smollm2_head.messages import FIRST_KINDS, LATER_KINDS, Messages
+from recipes.smollm2_head.slots import Job, Slots
+from treespec import shipped_head
+from treespec.heads.eagle3.module import unroll
+from treespec.hf.introspect import pick_layers
+from treespec.hf.loading import smollm2
+from treespec.hf.loading.heads import load_head
+from treespec.training.data import Batch
+from treespec.training.eagle3 import Eagle3Learner, make_eagle3
+from treespec.training.evaluate import EvaluatedDrafts, evaluate
+from treespec.training.features import NUM_CANDIDATES
+from treespec.training.loop import BETAS, MAX_GRADIENT_NORM, WEIGHT_DECAY, CastWeights, learning_rate
+from treespec.training.objective import Draft, Objective
+from treespec.training.options import TrainingConfig
+from treespec.training.text.batch import Message
+from treespec.training.train import choose_vocabulary
+
+HIDDEN_LAYERS = (2, 15, 27)
+MAX_MESSAGE = 160
+"""Tokens of a message that the target finishes."""
+SHARES = {"talk": 0.24, "openings": 0.2, "tasks": 0.2, "languages": 0.08, "own": 0.03, "turns": 0.13, "sources": 0.12}
+"""The kinds of messages; "own": the target begins them, too."""
+TEMPERATURES = (0.0, 0.7, 1.0)
+LENGTHS = {False: 512, True: 640}
+"""The longest texts, without and with earlier ones in them."""
+TEXT_TOKENS = 260
+"""About the mean length of a text, by which the number of messages is chosen."""
+LOG_EVERY = 50
+LOGITS_ROWS = 8192
+"""Rows of one product with the output head."""
+NUM_HELD_OUT = 160
+BUCKET = 64
+"""Batches that are sorted by length together."""
+
+
+@dataclass
+class Variant:
+    """A head in training.
+
+    Args:
+        vocabulary: draft tokens; the shipped head's own if that is their number.
+        num_layers: decoder layers.
+        has_own_rows: the output rows are trained.
+    """
+
+    name: str
+    vocabulary: int = 8192
+    num_layers: int = 1
+    has_own_rows: bool = False
+
+
+VARIANTS = (
+    Variant("same"),
+    Variant("rows", has_own_rows=True),
+    Variant("vocabulary", vocabulary=16384),
+    Variant("layers", num_layers=2, has_own_rows=True),
+)
+
+
+def write_texts(model: Any, tokenizer: Any, args: argparse.Namespace) -> list[Text]:
+    """About `args.texts` tokens of text of all kinds; those over earlier texts come last."""
+    messages = Messages(model, tokenizer, room=LENGTHS[False] * 3 // 4)
+    count = args.texts / TEXT_TOKENS
+    texts: list[Text] = []
+    for is_later, kinds in ((False, (*FIRST_KINDS, "own")), (True, LATER_KINDS)):
+        end = time.perf_counter() + 60 * args.write_minutes * sum(SHARES[kind] for kind in kinds)
+        jobs = [
+            Job(kind, message, TEMPERATURES[number % len(TEMPERATURES)])
+            for kind in kinds
+            for number, message in enumerate(some(messages, kind, round(count * SHARES[kind]), texts, args.seed))
+        ]
+        Random(args.seed).shuffle(jobs)
+        rows = min(args.rows, len(jobs))
+        slots = Slots(model, messages.turns, messages.ends, rows, LENGTHS[is_later], MAX_MESSAGE)
+        texts += with_progress(slots.write(takewhile(lambda _, end=end: time.perf_counter() < end, jobs)))
+        del slots
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return texts
+
+
+def some(messages: Messages, kind: str, count: int, texts: Sequence[Text], seed: int) -> list[Message]:
+    """`count` messages of a kind, in parts that each begin from a seed of their own."""
+    if kind == "own":
+        return [Message()] * count
+    found = list[Message]()
+    while len(found) < count:
+        found += messages.make(kind, min(4096, count - len(found)), Random(f"{kind} {seed} {len(found)}"), texts)
+    return found
+
+
+def with_progress(texts: Iterable[Text]) -> Iterator[Text]:
+    start, tokens = time.perf_counter(), 0
+    for number, text in enumerate(texts, start=1):
+        tokens += len(text.tokens)
+        if number % 2048 == 0:
+            say(f"{number:,} texts, {tokens:,} tokens, {tokens / (time.perf_counter() - start):,.0f} per second")
+        yield text
+
+
+def say(line: str) -> None:
+    print(time.strftime("%H:%M:%S"), line, flush=True)
+
+
+class Features:
+    """Batches of texts with the target's states and distributions, all on its device."""
+
+    def __init__(self, model: Any, texts: Sequence[Text], batch_tokens: int, seed: int) -> None:
+        self._model, self._texts, self._size, self._rng = model, texts, batch_tokens, Random(seed)
+        self._device = model.lm_head.weight.device
+        self._rows = model.lm_head.weight.float()
+
+    def order(self) -> Iterator[list[Text]]:
+        """The batches of one pass over the texts: texts of similar length, `batch_tokens` with their padding."""
+        texts = self._rng.sample(self._texts, len(self._texts))
+        mean = sum(len(text.tokens) for text in texts) / len(texts)
+        step = max(round(BUCKET * self._size / mean), 1)
+        batches = [
+            batch
+            for start in range(0, len(texts), step)
+            for batch in self._groups(sorted(texts[start : start + step], key=lambda text: len(text.tokens)))
+        ]
+        self._rng.shuffle(batches)
+        return iter(batches)
+
+    def _groups(self, texts: Sequence[Text]) -> Iterator[list[Text]]:
+        group = list[Text]()
+        for text in texts:
+            if group and (len(group) + 1) * len(text.tokens) > self._size:
+                yield group
+                group = []
+            group.append(text)
+        if group:
+            yield group
+
+    @torch.no_grad()
+    def read(self, texts: Sequence[Text]) -> Batch:
+        """The features of a batch."""
+        lengths = np.array([len(text.tokens) for text in texts])
+        positions = np.arange(lengths.max())
+        tokens = np.zeros((len(texts), lengths.max()), np.int64)
+        for row, text in zip(tokens, texts, strict=True):
+            row[: len(text.tokens)] = text.tokens
+        is_inside = positions < lengths[:, None] - 1  # The last token has no next one.
+        own, greedy = (np.array([getattr(text, name) for text in texts])[:, None] for name in ("first", "greedy"))
+        ids, is_generated, is_greedy = (
+            upload(part, self._device)
+            for part in (tokens, is_inside & (positions >= own), is_inside & (positions >= np.maximum(own, greedy)))
+        )
+        output = self._model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
+        states = torch.cat(list(pick_layers(output, HIDDEN_LAYERS).values()), -1)
+        flat = output.last_hidden_state.flatten(0, 1)
+        parts = [self._top(part) for part in flat.split(LOGITS_ROWS)]
+        top_ids, top_probs = (torch.cat(part).view(*ids.shape, -1) for part in zip(*parts, strict=True))
+        return Batch(ids, states, top_ids, top_probs, is_generated, is_greedy)
+
+    def _top(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        logs = torch.nn.functional.linear(states.float(), self._rows).log_softmax(-1)
+        # A radix search over half the bits; only which of two equal ones is the last is left to rounding.
+        ids = logs.bfloat16().topk(NUM_CANDIDATES, sorted=False).indices
+        return ids, logs.gather(1, ids).exp()
+
+
+def draft_starts(texts: Sequence[Text], num_depths: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """By depth, the rows and starts of drafts whose token the target chose: known here, so that no GPU is waited for."""
+    found = []
+    for depth in range(num_depths):
+        rows = [(row, max(text.first - 1 - depth, 0), len(text.tokens) - 2 - depth) for row, text in enumerate(texts)]
+        row_ids = np.concatenate([np.full(max(end - start, 0), row) for row, start, end in rows])
+        starts = np.concatenate([np.arange(start, max(end, start)) for _, start, end in rows])
+        row_ids, starts = upload(np.stack([row_ids, starts]).astype(np.int64), device)
+        found.append((row_ids, starts))
+    return found
+
+
+def upload(values: np.ndarray, device: torch.device) -> Tensor:
+    """A copy on the device, which nothing waits for."""
+    copy = torch.from_numpy(values)
+    return copy.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else copy
+
+
+class PlacedLearner(Eagle3Learner):
+    """A head that drafts from given positions, see `draft_starts`; without any, from all.
+
+    Attributes:
+        starts: by depth, rows int64 [M] and starts int64 [M].
+    """
+
+    starts: list[tuple[Tensor, Tensor]] | None = None
+
+    def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
+        """See `Learner`."""
+        if self.starts is None:
+            return super().drafts(batch, generator)
+        features = self.head.fuse(batch.states[:, :-1].to(self.head.fc.weight.dtype))
+        outputs = unroll(self.head, batch.tokens[:, 1:], features, min(self.num_depths, features.shape[1]))
+        return [
+            Draft(out[rows, starts], rows, starts + 1)
+            for out, (rows, starts) in zip(outputs, self.starts, strict=False)
+        ]
+
+
+class Trainee:
+    """A variant with its optimiser."""
+
+    def __init__(self, variant: Variant, model: Any, texts: Sequence[Text], config: TrainingConfig) -> None:
+        self.variant, self.config = variant, config
+        self.learner = make_learner(variant, model, texts, config)
+        device = model.lm_head.weight.device
+        self.objective = Objective(self.learner, model.config.vocab_size, config.depth_decay).to(device)
+        trained = [weight for weight in self.objective.parameters() if weight.requires_grad]
+        decays = {WEIGHT_DECAY: [w for w in trained if w.ndim > 1], 0.0: [w for w in trained if w.ndim <= 1]}
+        groups = [{"params": weights, "weight_decay": decay} for decay, weights in decays.items()]
+        self._optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=BETAS, fused=True)
+        self._weights = CastWeights(self.objective, torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+    def step(self, batch: Batch, where: list[tuple[Tensor, Tensor]], rate: float, tv_weight: float) -> Tensor:
+        """One optimiser step; the loss, which is not waited for."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self.learner.starts = where
+        loss = torch.func.functional_call(self.objective, self._weights.cast(), (batch, tv_weight, None))
+        self._optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.objective.parameters(), MAX_GRADIENT_NORM)
+        self._optimizer.step()
+        return loss.detach()
+
+    def evaluate(self, batches: Iterable[tuple[Sequence[Text], Batch]]) -> dict[str, Any]:
+        """The evaluation's summary, and the acceptance by depth and rank."""
+        self.learner.starts = None
+        found = list[EvaluatedDrafts]()
+        for texts, batch in batches:
+            parts = [part.cpu() for part in self.objective.evaluate(batch)]
+            found += [
+                EvaluatedDrafts(*(part[row, : len(text.tokens)] for part in parts)) for row, text in enumerate(texts)
+            ]
+        result = evaluate(found)
+        return result.summary() | {
+            "overlaps": result.overlap,
+            "chain": result.chain,
+            "sampled_chain": result.sampled_chain,
+            "greedy_acceptance": result.greedy_acceptance,
+        }
+
+
+def make_learner(variant: Variant, model: Any, texts: Sequence[Text], config: TrainingConfig) -> PlacedLearner:
+    """A head with the shipped one's weights where it has them; a second layer that changes nothing at first."""
+    trained = load_head(shipped_head(smollm2.NAME), model, torch.float32)
+    config = replace(config, num_layers=variant.num_layers)
+    ids = trained.target_ids.cpu()
+    if len(ids) != variant.vocabulary:
+        tokens = torch.from_numpy(np.concatenate([text.tokens.astype(np.int64) for text in texts]))
+        ids = choose_vocabulary(tokens, torch.empty(0, 1), model.config.vocab_size, variant.vocabulary)
+    begun: Any = trained if variant.num_layers == 1 else None
+    head = make_eagle3(model, ids, HIDDEN_LAYERS, config, begun).head
+    if begun is None:
+        own = {name: weight for name, weight in trained.state_dict().items() if "lm_head" not in name}
+        head.load_state_dict(own, strict=False)
+        for layer in list(head.layers)[1:]:
+            for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+                torch.nn.init.zeros_(layer.get_parameter(name))
+    learner = PlacedLearner(head, config.depths)
+    learner.has_own_rows = variant.has_own_rows
+    head.lm_head.requires_grad_(variant.has_own_rows)
+    return learner
+
+
+def train(model: Any, texts: Sequence[Text], out: Path, args: argparse.Namespace) -> None:
+    """Train all variants for `args.minutes`; evaluated at the beginning, `args.evaluations` times and at the end."""
+    held_out = sorted((text for text in texts if text.is_held_out), key=lambda text: text.order)[:NUM_HELD_OUT]
+    chosen = [text for text in texts if not text.is_held_out and len(text.tokens) - 2 > text.first]
+    say(
+        f"{len(chosen):,} texts to train on, {sum(len(text.tokens) for text in chosen):,} tokens; {len(held_out)} apart"
+    )
+    config = TrainingConfig(
+        num_depths=args.depths, learning_rate=args.learning_rate, warmup_steps=100, tv_weight=0.7, tv_start=0.5
+    )
+    variants = [variant for variant in VARIANTS if variant.name in args.variants]
+    trainees = [Trainee(variant, model, chosen, config) for variant in variants]
+    features, apart = (Features(model, part, args.batch_tokens, args.seed) for part in (chosen, held_out))
+    order, device = iter(()), model.lm_head.weight.device
+    start, step, tokens, evaluations = time.perf_counter(), 0, 0, 0
+    while (share := (time.perf_counter() - start) / (60 * args.minutes)) < 1:
+        if share >= evaluations / args.evaluations:
+            report(trainees, apart, out, step, tokens)
+            evaluations += 1
+        if (group := next(order, None)) is None:
+            order = features.order()
+            group = next(order)
+        batch, where = features.read(group), draft_starts(group, config.depths, device)
+        rate, tv_weight = learning_rate(config, step, share), config.tv_weight * (share >= config.tv_start)
+        losses = [trainee.step(batch, where, rate, tv_weight) for trainee in trainees]
+        step, tokens = step + 1, tokens + sum(len(text.tokens) for text in group)
+        if step % LOG_EVERY == 0:
+            shown = [float(loss) for loss in losses]
+            say(f"step {step:,}, {tokens:,} tokens, {tokens / (time.perf_counter() - start):,.0f} per second: {shown}")
+            if not all(map(math.isfinite, shown)):
+                raise FloatingPointError(f"the losses of step {step} are {shown}")
+    report(trainees, apart, out, step, tokens)
+
+
+def report(trainees: Sequence[Trainee], apart: Features, out: Path, step: int, tokens: int) -> None:
+    """Evaluate the variants and write their files."""
+    with torch.no_grad():
+        batches = [(group, apart.read(group)) for group in apart.order()]
+    for trainee in trainees:
+        found = trainee.evaluate(batches)
+        line = {"variant": trainee.variant.name, "step": step, "tokens": tokens} | found
+        with (out / "curve.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        say(str({name: value for name, value in line.items() if not isinstance(value, (list, dict))}))
+        trainee.learner.save(out / trainee.variant.name, MODEL_NAME, torch.float16)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--texts", type=int, default=16_000_000, help="tokens to write, if there are none in --out")
+    parser.add_argument("--write-minutes", type=float, default=60, help="no text is begun later than this")
+    parser.add_argument("--rows", type=int, default=3072, help="texts that are written at once")
+    parser.add_argument("--minutes", type=float, default=9)
+    parser.add_argument("--batch-tokens", type=int, default=12_288)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--depths", type=int, default=5)
+    parser.add_argument("--evaluations", type=int, default=6)
+    parser.add_argument("--variants", nargs="+", default=[variant.name for variant in VARIANTS])
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    args.out.mkdir(parents=True, exist_ok=True)
+    loaded: tuple[Any, Any] = smollm2.load()
+    model, tokenizer = loaded
+    if torch.cuda.is_available():
+        model = model.to("cuda", torch.bfloat16)
+    texts = read_corpus(args.out / "texts")
+    if not texts:
+        texts = write_texts(model, tokenizer, args)
+        for start in range(0, len(texts), 2048):
+            append(args.out / "texts", texts[start : start + 2048])
+    train(model, texts, args.out, args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Existing tests on another device: `TREESPEC_TEST_DEVICE=cuda:0 pytest tests/hf`; "cpu", "pretend:0" to try it out.
+
+Tests are written for the CPU. With the variable set
+
+- models and heads that a test makes or loads are moved to the device when `eval()` is called; what treespec loads is
+  left to treespec;
+- a test's call of a model or of `generate` gets its inputs moved there and its results moved back;
+- an operation in a test's own code (its checks, drafters, processors) may mix the device with the CPU.
+
+Calls from treespec's code are left as they are: there a mixture of devices is a failure.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+ROOT = Path(__file__).parents[2]
+WRITTEN_FOR_THE_CPU, LIBRARY = (f"{ROOT}/tests/", f"{ROOT}/benchmarks/"), f"{ROOT}/treespec/"
+HANDED_ON = f"{ROOT}/treespec/hf/generation/speculation.py", "generate"
+"""`treespec.generate`, which gives the caller's inputs to the model's own."""
+ON_THE_HOST = (torch.Tensor.numpy, torch.Tensor.__array__)
+
+
+def install(name: str) -> None:
+    """Run what follows in this process on the device of this name; treespec is imported."""
+    move = nn.Module.to
+    if name.startswith("pretend"):
+        from helpers.accelerator.device import PretendAccelerator, to_device
+
+        PretendAccelerator().__enter__()
+        move = lambda module, _: to_device(module)  # noqa: E731
+    device = torch.device(name)
+    torch.backends.cudnn.allow_tf32 = False  # Greedy texts are compared: convolutions in full float32.
+    torch.testing.assert_close = functools.partial(torch.testing.assert_close, check_device=False)
+    _patch_models(device, move)
+    _MixedInTests(device).__enter__()
+
+
+def is_called_by_a_test() -> bool:
+    """Whether the innermost frame that is a test's or treespec's is a test's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(LIBRARY) and (name, frame.f_code.co_name) != HANDED_ON:
+            return False
+        if name.startswith(WRITTEN_FOR_THE_CPU) and name != __file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _patch_models(device: torch.device, move: Callable[[nn.Module, torch.device], nn.Module]) -> None:
+    from transformers import PreTrainedModel
+    from transformers.generation import GenerationMixin
+
+    from treespec.heads.modules.base import DraftHead
+    from treespec.hf.models import make_scorer  # noqa: F401  Which imports all kinds of scorers.
+    from treespec.hf.models.base import ModelScorer
+
+    def evaluate(module: Any) -> Any:
+        nn.Module.eval(module)
+        is_placed = hasattr(module, "hf_device_map") or any(weight.is_meta for weight in module.parameters())
+        return module if is_placed or not is_called_by_a_test() else move(module, device)
+
+    PreTrainedModel.eval = DraftHead.eval = evaluate
+    PreTrainedModel.__call__ = _with_moved_inputs(nn.Module.__call__)  # type: ignore[method-assign]
+    GenerationMixin.generate = _with_moved_inputs(GenerationMixin.generate)  # type: ignore[method-assign]
+    for scorer in _subclasses(ModelScorer):
+        if "prefill" in vars(scorer):
+            scorer.prefill = _with_moved_prompt(scorer.prefill)
+
+
+def _subclasses(kind: type) -> Iterator[Any]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _subclasses(below)
+
+
+def _with_moved_prompt(prefill: Callable[..., Any]) -> Callable[..., Any]:
+    """Prompts go where the scorer is; trees are on the host in any case."""
+
+    @functools.wraps(prefill)
+    def moved(scorer: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_called_by_a_test():
+            args, kwargs = _mapped(lambda x: x.to(scorer.device), (args, kwargs))
+        return prefill(scorer, *args, **kwargs)
+
+    return moved
+
+
+def _with_moved_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Inputs go where the model's embedding is; results come back if one was elsewhere."""
+
+    @functools.wraps(call)
+    def moved(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not is_called_by_a_test():
+            return call(model, *args, **kwargs)
+        device = model.get_input_embeddings().weight.device
+        if all(tensor.device == device for tensor in _tensors((args, kwargs))):
+            return call(model, *args, **kwargs)
+        args, kwargs = _mapped(lambda x: x.to(device), (args, kwargs))
+        return _mapped(lambda x: x.cpu(), call(model, *args, **kwargs))
+
+    return moved
+
+
+class _MixedInTests(TorchFunctionMode):
+    """Operands of a test's own operations are brought to the device, those of one in place to the tensor written to."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._type = device.type
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        devices = {x.device for x in _tensors((args, kwargs)) if x.dim() or x.device.type != "cpu"}
+        there = [device for device in devices if device.type == self._type]
+        if not there or (len(devices) == 1 and func not in ON_THE_HOST) or not is_called_by_a_test():
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if func in ON_THE_HOST:
+            goal = torch.device("cpu")
+        elif name in ("__getitem__", "__setitem__") or name.endswith("_") or name.startswith("__i"):
+            goal = args[0].device
+        else:
+            goal = there[0]
+        return func(*_mapped(lambda x: x.to(goal), args), **_mapped(lambda x: x.to(goal), kwargs))
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (tuple, list)):
+        for part in x:
+            yield from _tensors(part)
+    elif isinstance(x, dict):
+        yield from _tensors(tuple(x.values()))
+
+
+def _mapped(change: Callable[[Tensor], Tensor], x: Any) -> Any:
+    """`x` with each tensor in it changed; the outputs of transformers are mappings that keep their class."""
+    if isinstance(x, Tensor):
+        return change(x)
+    if isinstance(x, (tuple, list)) and any(True for _ in _tensors(x)):
+        parts = [_mapped(change, part) for part in x]
+        return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
+    if isinstance(x, dict):
+        changed = {key: _mapped(change, value) for key, value in x.items()}
+        return changed if type(x) is dict else type(x)(**changed)
+    return x

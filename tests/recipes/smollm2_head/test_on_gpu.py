@@ -1,0 +1,119 @@
+"""Writing in slots and training several heads at once, on the CPU with a tiny model."""
+
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from helpers.written import TARGET, TOKENIZER
+
+from recipes.smollm2_head import on_gpu
+from recipes.smollm2_head.corpus import Text
+from recipes.smollm2_head.messages import FIRST_KINDS, Messages
+from recipes.smollm2_head.slots import Job, Passes, Slots
+from treespec.heads.eagle3.module import Eagle3Head
+from treespec.training.eagle3 import make_eagle3
+from treespec.training.options import TrainingConfig
+from treespec.training.text.batch import Message
+
+LENGTH, MAX_MESSAGE = 60, 20
+
+
+def written(temperature, num_rows=3, kinds=FIRST_KINDS):
+    messages = Messages(TARGET, TOKENIZER, room=40)
+    jobs = [Job(kind, message, temperature) for kind in kinds for message in messages.make(kind, 3, Random(kind))]
+    jobs = [job for job in jobs if len(job.message.tokens) < LENGTH - 20] + [Job("own", Message(), temperature)] * 4
+    slots = Slots(TARGET, messages.turns, messages.ends, num_rows, LENGTH, MAX_MESSAGE)
+    return jobs, messages, list(slots.write(jobs))
+
+
+def test_logits_are_the_models():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(len(TOKENIZER), (2, 12), generator=generator)
+    passes = Passes(TARGET, 2, 16)
+    with torch.no_grad():
+        expected = TARGET(ids).logits
+        found = [passes.logits(ids[:, t], torch.full((2,), t)) for t in range(12)]
+    torch.testing.assert_close(torch.stack(found, 1), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_greedy_texts_are_those_of_generate():
+    jobs, messages, texts = written(0.0)
+    assert len(texts) == len(jobs)
+    for text in texts:
+        assert len(text.tokens) <= LENGTH
+        if text.greedy + 1 >= len(text.tokens):
+            continue
+        ids = torch.from_numpy(text.tokens[: text.greedy + 1].astype(np.int64)).unsqueeze(0)
+        limit = len(text.tokens) - ids.shape[1]
+        expected = TARGET.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, do_sample=False, eos_token_id=messages.ends
+        )
+        assert expected[0].tolist() == text.tokens.tolist()
+
+
+def test_messages_are_ended_by_the_template_and_kept_as_they_were_given():
+    jobs, messages, texts = written(1.0)
+    reply, opening = messages.turns.reply, messages.turns.opening
+    begun = sorted(tuple(opening) + tuple(job.message.tokens) for job in jobs)
+    for text in texts:
+        tokens = tuple(text.tokens.tolist())
+        assert any(tokens[: len(each)] == each for each in begun)
+        assert text.greedy == len(tokens)
+        assert text.first >= len(opening) - 1
+        ends = [n for n in range(len(tokens)) if tokens[n : n + len(reply)] == tuple(reply)]
+        assert ends or len(tokens) >= LENGTH - len(reply) - 1
+        assert len(tokens) == LENGTH or tokens[-1] in messages.ends
+
+
+def some_texts():
+    rng = np.random.default_rng(0)
+    lengths = [9, 14, 6, 30]
+    firsts = [2, 0, 4, 12]
+    return [
+        Text("one", rng.integers(3, len(TOKENIZER), n).astype(np.uint16), first, n)
+        for n, first in zip(lengths, firsts, strict=True)
+    ]
+
+
+def test_drafts_from_given_positions_are_those_of_the_library(monkeypatch):
+    monkeypatch.setattr(on_gpu, "HIDDEN_LAYERS", (0, 1))
+    texts = some_texts()
+    features = on_gpu.Features(TARGET, texts, batch_tokens=10_000, seed=0)
+    batch = features.read(texts)
+    config = TrainingConfig(num_depths=3, hidden_layers=(0, 1))
+    head = make_eagle3(TARGET, torch.arange(len(TOKENIZER)), (0, 1), config).head
+    assert isinstance(head, Eagle3Head)
+    learner = on_gpu.PlacedLearner(head, 3)
+    expected = learner.drafts(batch, None)
+    learner.starts = on_gpu.draft_starts(texts, 3, torch.device("cpu"))
+    found = learner.drafts(batch, None)
+    for own, other in zip(found, expected, strict=True):
+        assert torch.equal(own.texts, other.texts)
+        assert torch.equal(own.anchors, other.anchors)
+        torch.testing.assert_close(own.outputs, other.outputs)
+
+
+def test_features_are_the_models_distributions(monkeypatch):
+    monkeypatch.setattr(on_gpu, "HIDDEN_LAYERS", (0, 1))
+    texts = some_texts()
+    batch = on_gpu.Features(TARGET, texts, batch_tokens=10_000, seed=0).read(texts)
+    with torch.no_grad():
+        expected = TARGET(torch.from_numpy(texts[3].tokens.astype(np.int64)).unsqueeze(0)).logits[0].softmax(-1)
+    torch.testing.assert_close(batch.target_token_probs[3], expected.gather(1, batch.target_token_ids[3]))
+    assert batch.is_generated[3].nonzero()[:, 0].tolist() == list(range(12, 29))
+
+
+def test_a_pass_over_the_texts_has_every_text_once_in_batches_that_fit():
+    texts = some_texts() * 5
+    features = on_gpu.Features(TARGET, texts, batch_tokens=40, seed=0)
+    batches = list(features.order())
+    assert sorted(len(text.tokens) for batch in batches for text in batch) == sorted(len(t.tokens) for t in texts)
+    assert all(len(batch) * max(len(text.tokens) for text in batch) <= 40 for batch in batches)
+
+
+@pytest.mark.parametrize("kind", on_gpu.SHARES)
+def test_every_kind_of_message_has_a_maker(kind):
+    messages = Messages(TARGET, TOKENIZER, room=200)
+    made = on_gpu.some(messages, kind, 5, some_texts(), seed=0)
+    assert 1 <= len(made) <= 5 * 2
