@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import treespec
 from treespec.checks import check_count, check_number, installed_versions
 from treespec.errors import ConfigError, TreespecWarning
 from treespec.hf.evaluation import evaluation_mode
@@ -175,5 +174,5 @@ def _about(subject: Subject, model: Any) -> dict[str, Any]:
         **parts,
         "rule": "auto" if subject.verification == "auto" else get_rule(subject.verification).name,
         "seed": subject.seed,
-        "versions": {"treespec": treespec.__version__, **installed_versions()},
+        "versions": installed_versions("treespec"),
     }

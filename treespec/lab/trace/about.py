@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-import treespec
 from treespec.checks import installed_versions
 from treespec.errors import TreespecError
 from treespec.hf.generation.call import Call
@@ -67,7 +66,7 @@ def about_call(model: PreTrainedModel, call: Call, prompts: Sequence[Sequence[in
         "processors": list(call.processor_names),
         "seed": call.seed,
         "pass_ms": _pass_ms(model, call.policy),
-        "versions": {"treespec": treespec.__version__, **installed_versions(), "python": platform.python_version()},
+        "versions": {**installed_versions("treespec"), "python": platform.python_version()},
         "prompt_ids": [list(ids) for ids in prompts],
         "prompt": None if tokenizer is None else [str(tokenizer.decode(list(ids))) for ids in prompts],
     }
