@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.common.settings import RESULTS, markdown_table, parser, settings, settings_lines, write_json
+from benchmarks.common.drafters import MadeUp
+from benchmarks.common.settings import RESULTS, markdown_table, parser, publish, settings
 from treespec import Chain, Control, TreeSpeculation
-from treespec.drafters.base import SessionSource
 from treespec.hf.models.make_scorer import make_scorer
-from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
+from treespec.hf.models.timing import time_pass
+from treespec.protocols import Frontier, Proposal
 
 SIZES: dict[str, dict[str, Any]] = {
     "8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
@@ -44,7 +45,7 @@ TREES: dict[str, Any] = {
 }
 
 
-class KnownText(SessionSource):
+class KnownText(MadeUp):
     """Proposes the tokens of known texts [B, L], first choice right with probability `first`, second with `second`."""
 
     def __init__(self, texts: Tensor, first: float, second: float, hidden_size: int, head: nn.Linear) -> None:
@@ -53,12 +54,6 @@ class KnownText(SessionSource):
         luck = torch.rand(texts.shape, generator=torch.Generator().manual_seed(0))
         self._rank = torch.where(luck < first, 0, torch.where(luck < first + second, 1, 2))
         self._probs = torch.tensor([first, second, 0.02])
-
-    def start(self, session: Session) -> None:
-        self._session = session
-
-    def propose(self, max_depth: int) -> Any:
-        return self._policy.grow(self, max_depth)
 
     def expand(self, frontier: Frontier) -> Proposal:
         self._head(self._state).sum().item()  # A draft pass, and the wait for its result.
@@ -69,12 +64,6 @@ class KnownText(SessionSource):
         tokens = (right + torch.arange(1, 4)) % vocab_size
         tokens = torch.where(torch.arange(3) == rank, right, tokens)
         return Proposal(self._probs.expand(tokens.shape), tokens)
-
-    def update(self, step: VerifiedStep) -> None:
-        pass
-
-    def select_rows(self, rows: Any) -> None:
-        pass
 
 
 def timed(device: str, run: Any) -> tuple[Any, float]:
@@ -95,9 +84,7 @@ def passes(model: Any, device: str, context: int, rounds: int) -> dict[str, floa
     scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
     for _ in range(rounds + 2):
         for n, times in found.items():
-            tokens, parents = torch.randint(3, 500, (1, n)), torch.tensor([[-1, *(i // 2 for i in range(n - 1))]])
-            times.append(timed(device, lambda t=tokens, p=parents: scorer.extend(t, p))[1])
-            scorer.commit([[]])
+            times.append(1e3 * time_pass(scorer, n))
     return {str(n): median(times[2:]) for n, times in found.items()}
 
 
@@ -157,7 +144,7 @@ def report(data: dict[str, Any]) -> str:
         ]
         header = [title, "", "ms per token", "times plain", "tokens per pass", "tokens as plain"]
         lines.append(markdown_table(header, rows))
-    return "\n".join([*lines, settings_lines(data)])
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -182,22 +169,16 @@ def main() -> None:
     data = settings(device_name=name, size=args.size, dtype="bfloat16", new_tokens=args.new_tokens)
     data |= {"passes": {}, "calls": {}}
 
-    def save() -> None:
-        write_json(args.output, data)
-        args.output.with_suffix(".md").write_text(report(data))
-
     for context in (512, 4096):
         data["passes"][f"{context} tokens before"] = passes(model, args.device, context, 4 * args.rounds)
     for batch in args.batches:
         title = f"batch of {batch}, first choice right"
         data["calls"][title] = calls(model, args.device, batch, args)
-        save()
-        print(title, flush=True)
+        publish(args.output, data, report(data))
     if args.compile:
         found = calls(model, args.device, 1, args, firsts=(0.5, 0.8), is_compiled=True)
         data["calls"]["single texts by recorded passes, first choice right"] = found
-        save()
-    print(report(data))
+    publish(args.output, data, report(data))
 
 
 if __name__ == "__main__":

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -52,33 +50,14 @@ def serve(threads: int, num_new: int) -> None:
         print(json.dumps([out[0, len(ids) :].tolist(), time.process_time() - start]), flush=True)
 
 
-@contextmanager
-def server(checkout: Path, options: list[str]) -> Iterator[Any]:
-    """A process that decodes with a checkout's library: a function from a job to its answer."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, "--serve", *options],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(checkout)},
-        cwd=checkout,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    stdin, stdout = process.stdin, process.stdout
-    found = json.loads(stdout.readline())
-    assert found == str(checkout), f"{found} decodes in place of {checkout}"
+def server(checkout: Path, options: list[str]) -> Any:
+    """A process that decodes with a checkout's library."""
+    from benchmarks.peers.contestants import Process
 
-    def decode(*job: Any) -> Any:
-        stdin.write(json.dumps(job) + "\n")
-        stdin.flush()
-        return json.loads(stdout.readline())
-
-    try:
-        yield decode
-    finally:
-        stdin.close()
-        process.wait()
+    command = [sys.executable, __file__, "--serve", *options]
+    process = Process(command, os.environ | {"PYTHONPATH": str(checkout)}, checkout)
+    assert process.greeting == str(checkout), f"{process.greeting} decodes in place of {checkout}"
+    return process
 
 
 def compare(checkouts: dict[str, Path], prompts: dict[str, list[int]], options: list[str]) -> list[dict[str, Any]]:
@@ -97,13 +76,13 @@ def compare(checkouts: dict[str, Path], prompts: dict[str, list[int]], options: 
         ]
         with ExitStack() as stack:
             order = [BEFORE, AFTER] if number % 2 else [AFTER, BEFORE]
-            servers = {which: stack.enter_context(server(checkouts[which], options)) for which in order}
+            servers = {which: stack.enter_context(closing(server(checkouts[which], options))) for which in order}
             for name in DRAFTERS:  # First calls check and compile.
-                for decode in servers.values():
-                    decode(name, "T = 0", next(iter(prompts.values())))
+                for process in servers.values():
+                    process.ask((name, "T = 0", next(iter(prompts.values()))))
             for name, sampling, key in jobs:
                 order.reverse()
-                found = {which: servers[which](name, sampling, prompts[key]) for which in order}
+                found = {which: servers[which].ask((name, sampling, prompts[key])) for which in order}
                 seconds = {which: answer[1] for which, answer in found.items()}
                 is_same = found[BEFORE][0] == found[AFTER][0]
                 rows.append({"drafters": name, "sampling": sampling, "prompt": key, "is_same": is_same} | seconds)
@@ -112,7 +91,7 @@ def compare(checkouts: dict[str, Path], prompts: dict[str, list[int]], options: 
 
 def report(data: dict[str, Any]) -> str:
     from benchmarks.common.estimates import quotient, ratio
-    from benchmarks.common.settings import markdown_table, settings_lines
+    from benchmarks.common.settings import markdown_table
 
     lines = []
     for name in DRAFTERS:
@@ -128,7 +107,6 @@ def report(data: dict[str, Any]) -> str:
             f"Whole calls, {data['new_tokens']} new tokens, a tree of 8, pairs; brackets: 95 % intervals. Load average "
             f"{data['load_average']} before, {data['load_average_after']} after.\n",
             markdown_table(header, lines),
-            settings_lines(data),
         ]
     )
 
@@ -137,8 +115,8 @@ def main() -> None:
     if sys.argv[1:2] == ["--serve"]:
         serve(*map(int, sys.argv[2:]))
         return
-    from benchmarks.common.prompts import encode, held_out
-    from benchmarks.common.settings import RESULTS, load_average, parser, settings, write_json
+    from benchmarks.common.prompts import QUESTIONS, encode, held_out
+    from benchmarks.common.settings import RESULTS, load_average, parser, publish, settings
     from treespec.hf.loading import smollm2
 
     options = parser(__doc__ or "", threads=1)
@@ -147,7 +125,7 @@ def main() -> None:
     options.add_argument(
         "--names", nargs=2, default=("the earlier", "the later commit"), help="of both, for the report"
     )
-    options.add_argument("--spec-bench", type=Path, help="Spec-Bench's question.jsonl; None: code and problems only")
+    options.add_argument("--spec-bench", type=Path, help=QUESTIONS)
     options.add_argument("--prompts", type=int, default=20)
     options.add_argument("--new-tokens", type=int, default=64)
     options.add_argument("--output", type=Path, default=RESULTS / "before_after.json")
@@ -159,9 +137,7 @@ def main() -> None:
     checkouts = {BEFORE: args.before.resolve(), AFTER: args.after.resolve()}
     data["rows"] = compare(checkouts, prompts, [str(args.threads), str(args.new_tokens)])
     data["load_average_after"] = load_average()
-    write_json(args.output, data)
-    args.output.with_suffix(".md").write_text(report(data))
-    print(report(data))
+    publish(args.output, data, report(data))
 
 
 if __name__ == "__main__":

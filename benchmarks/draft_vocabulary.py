@@ -17,15 +17,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks.common.settings import (
-    RESULTS,
-    load_average,
-    markdown_table,
-    parser,
-    settings,
-    settings_lines,
-    write_json,
-)
+from benchmarks.common.settings import RESULTS, load_average, markdown_table, parser, publish, settings
 from treespec import Chain, TreeSpeculation, load_mtp
 from treespec.heads import Mtp
 
@@ -67,12 +59,10 @@ def main() -> None:
         drafters = {size: load_mtp(model, folder, draft_vocab=size) for size in args.draft_vocab}
     found = {str(size): round(draft_ms(model, drafter, args.rounds), 2) for size, drafter in drafters.items()}
     data = settings(rounds=args.rounds, ms=found) | {"load_average_after": load_average()}
-    write_json(args.output, data)
     table = markdown_table(["tokens", "ms"], [[f"{int(size):,}", f"{ms:.1f}"] for size, ms in found.items()])
-    note = f"Load averages {data['load_average']} before and {data['load_average_after']} after.\n\n"
-    report = f"# Milliseconds of an MTP draft pass by its draft vocabulary\n\n{table}\n{note}{settings_lines(data)}"
-    args.output.with_suffix(".md").write_text(report)
-    print(report)
+    note = f"Load averages {data['load_average']} before and {data['load_average_after']} after.\n"
+    title = "# Milliseconds of an MTP draft pass by its draft vocabulary"
+    publish(args.output, data, f"{title}\n\n{table}\n{note}")
 
 
 if __name__ == "__main__":

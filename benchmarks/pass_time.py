@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from timeit import repeat
 from typing import Any
 
 import torch
@@ -28,15 +29,7 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
 import treespec
-from benchmarks.common.settings import (
-    RESULTS,
-    load_average,
-    markdown_table,
-    parser,
-    settings,
-    settings_lines,
-    write_json,
-)
+from benchmarks.common.settings import RESULTS, load_average, markdown_table, parser, publish, settings
 from treespec.cpu import prepack_linears
 from treespec.hf import tree_attention_mask
 from treespec.hf.attention.folded import FoldedAttention
@@ -111,23 +104,15 @@ def limits(model: PreTrainedModel) -> dict[str, float]:
     large = torch.zeros(1 << 28, dtype=torch.uint8)  # 256 MiB
     copy_to = torch.empty_like(large)
     square = torch.randn(1536, 1536).to(model.dtype)
-    copy_seconds, product_seconds = best(lambda: copy_to.copy_(large)), best(lambda: square @ square)
+    copy_seconds, product_seconds = (
+        min(repeat(run, number=1, repeat=15)) for run in (lambda: copy_to.copy_(large), lambda: square @ square)
+    )
     return {
         "copied_gb_per_s": 2 * large.nbytes / copy_seconds / 1e9,
         "gflop_per_s": 2 * 1536**3 / product_seconds / 1e9,
         "weights_gb": sum(weight.nbytes for weight in weights) / 1e9,
         "gflop_per_row": sum(2 * weight.numel() for weight in weights) / 1e9,
     }
-
-
-def best(run: Callable[[], Any], num_runs: int = 15) -> float:
-    """Seconds of the fastest run."""
-    seconds = []
-    for _ in range(num_runs):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
 
 
 @torch.inference_mode()
@@ -169,7 +154,7 @@ def report(data: dict) -> str:
         rows.sort(key=lambda row: int(row[0]))
         header = ["context", "variant", *(f"n = {n}" for n in NUM_NODES), "T(16) / T(1)"]
         lines.append(markdown_table(header, [[str(cell) for cell in row] for row in rows]))
-    return "\n".join([*lines, settings_lines(data)])
+    return "\n".join(lines)
 
 
 def quartiles(times: list[float]) -> str:
@@ -198,9 +183,7 @@ def main() -> None:
             "times_ms": measure(model, VARIANTS[name], args.rounds, generator),
         }
     data["load_average_after"] = load_average()
-    write_json(RESULTS / "pass_time.json", data)
-    (RESULTS / "pass_time.md").write_text(report(data))
-    print(report(data))
+    publish(RESULTS / "pass_time.json", data, report(data))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.estimates import ratio
 from benchmarks.common.settings import RESULTS, markdown_table
 from benchmarks.peers.contestants import OPTIMIZED, PLAIN, title
-from benchmarks.peers.report import complete, ms_per_token
+from benchmarks.peers.report import complete, ms_per_token, runs_of_one, speed
 
 README = Path(__file__).parents[1] / "README.md"
 PEERS = "peers/peers.json"
@@ -60,10 +59,10 @@ def peers_part(data: dict[str, Any]) -> str:
 
 def _times(prompts: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
     """By contestant, the slowest first: milliseconds per token, and speed in times of both kinds of plain decoding."""
-    times = {name: ms_per_token(prompts, name) for name in next(iter(prompts.values()))}
+    median = {name: float(np.median(ms_per_token(prompts, name))) for name in runs_of_one(prompts)}
     return {
-        name: [f"{np.median(ms):.1f}", *(f"{ratio(times[plain], ms).value:.2f}" for plain in (PLAIN, OPTIMIZED))]
-        for name, ms in sorted(times.items(), key=lambda item: -np.median(item[1]))
+        name: [f"{ms:.1f}", *(speed(prompts, name, plain).split()[0] for plain in (PLAIN, OPTIMIZED))]
+        for name, ms in sorted(median.items(), key=lambda item: -item[1])
     }
 
 

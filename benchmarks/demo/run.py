@@ -4,9 +4,8 @@ Prompt lookup is transformers' own. All contestants share the model, its packed 
 stopping criteria. Rounds are paired and interleaved: each round decodes every prompt once with every contestant, in
 rotating order. Drafts come from the head that ships for the model (`treespec train`), merged with token recycling and
 suffix lookup; in every round these two start from text that the model wrote by itself (`treespec warm-up`), and learn
-over the round's prompts. No prompt of the demo took part in either. Chain and tree have the sizes that a full run found
-fastest; with --full all nine prompts are decoded, by the fastest of a few sizes on the first three. Pictures go to
-demo/.
+over the round's prompts. No prompt of the demo took part in either. Chain and tree have the sizes that were found to be
+the fastest ones. Pictures go to demo/.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 
 from benchmarks.common import prompts
 from benchmarks.common.prompts import Prompt
@@ -32,23 +30,13 @@ from treespec.commands.bench import measured_of, prompt_table, summary_table
 from treespec.commands.console import progress_bar
 from treespec.cpu import prepack_linears
 from treespec.hf.loading import smollm2
-from treespec.lab.measure.paired import (
-    PLAIN,
-    Agreements,
-    Bench,
-    Contestant,
-    Runs,
-    in_turn,
-    measure_checked,
-    raw_numbers,
-    speeds,
-)
+from treespec.hf.machine import is_quiet
+from treespec.lab.measure.paired import PLAIN, Agreements, Bench, Contestant, Runs, measure_checked, raw_numbers, speeds
 from treespec.lab.selftest.agreement import TIE
 from treespec.viz import draw_tree, plot_comparison
 
 QUICK = ("chat", "code", "maths", "summary")
 NUM_CHAIN, NUM_TREE = 4, 8
-CHAINS, TREES, NUM_TRIAL_PROMPTS = (4, 10), (8, 16, 32), 3
 PICTURED_PROMPT, PICTURED_NODES = "code", 16
 
 
@@ -65,14 +53,13 @@ class DemoBench(Bench):
         """The head, and two fresh lookups that know what the model wrote by itself, and nothing of the prompts."""
         return [self._head, *WarmStart.shipped(smollm2.NAME).drafters()]
 
-    def speculating(self, name: str, tree: Any) -> Contestant:
-        return Contestant(name, lambda: {"custom_generate": TreeSpeculation(self.drafters(), tree=tree)})
-
-    def chain(self, num_drafted: int) -> Contestant:
-        return self.speculating(f"chain of {num_drafted}", Chain(num_drafted))
-
-    def tree(self, num_nodes: int) -> Contestant:
-        return self.speculating(f"tree of {num_nodes} nodes", num_nodes)
+    def contestants(self) -> list[Contestant]:
+        """Plain decoding first and the tree last."""
+        shapes: dict[str, Any] = {f"chain of {NUM_CHAIN}": Chain(NUM_CHAIN), f"tree of {NUM_TREE} nodes": NUM_TREE}
+        return [Contestant(PLAIN, dict), Contestant("prompt lookup", lambda: {"prompt_lookup_num_tokens": 10})] + [
+            Contestant(name, lambda tree=tree: {"custom_generate": TreeSpeculation(self.drafters(), tree=tree)})
+            for name, tree in shapes.items()
+        ]
 
 
 def main() -> None:
@@ -83,38 +70,29 @@ def main() -> None:
         model, tokenizer = smollm2.load(say=console.print)
     except smollm2.ModelUnavailableError as error:
         sys.exit(str(error))
-    warn_of_load(console)
+    if not is_quiet():
+        console.print("[yellow]Other work on this machine will disturb the times.[/]")
     prepack_linears(model)
     bench = DemoBench(model, tokenizer, [p for p in prompts.DEMO if args.full or p.name in QUICK], args.new_tokens)
-    chain, tree = bench.chain(NUM_CHAIN), bench.tree(NUM_TREE)
+    contestants, data = (
+        bench.contestants(),
+        settings(seed=args.seed, num_rounds=args.rounds, new_tokens=args.new_tokens),
+    )
     with progress_bar(console) as progress:
-        if args.full:
-            chain = fastest([bench.chain(k) for k in CHAINS], bench, progress, "choosing a chain")
-            tree = fastest([bench.tree(n) for n in TREES], bench, progress, "choosing a tree")
-        lookup = Contestant("prompt lookup", lambda: {"prompt_lookup_num_tokens": 10})
-        load_before = load_average()
-        contestants = [Contestant(PLAIN, dict), lookup, chain, tree]
         task = progress.add_task("measuring", total=bench.num_calls(len(contestants), args.rounds))
         runs, agreements = measure_checked(contestants, bench, args.rounds, partial(progress.advance, task))
-    load = f"load average {load_before} before, {load_average()} after"
+    data |= {"load_average_after": load_average(), "runs": raw_numbers(runs, agreements)}
+    load = f"load average {data['load_average']} before, {data['load_average_after']} after"
     setting = f"{args.threads} threads, {args.rounds} rounds, {args.new_tokens} new tokens, {load}"
     args.folder.mkdir(parents=True, exist_ok=True)
     picture_step(bench, args.folder / "token_tree.png", console)
-    print_numbers(runs, agreements, tree.name, setting, console)
-    title = f"{smollm2.NAME}, greedy, float32, {_cores()} CPU cores"
+    print_numbers(runs, agreements, contestants[-1].name, setting, console)
+    title = f"{smollm2.NAME}, greedy, float32, {os.cpu_count()} CPU cores"
     plot_comparison([measured_of(runs, name) for name in runs], args.folder / "comparison.png", title, setting + ".")
     console.print(f"Pictures: [bold]{args.folder}/token_tree.png[/], [bold]{args.folder}/comparison.png[/]")
-    save_numbers(runs, agreements, load_before, args)
+    write_json(args.folder / "results.json", data)
     if not all(agreement.is_right for rows in agreements.values() for agreement in rows.values()):
         sys.exit("An output differs from plain greedy decoding: this is a bug, please report it.")
-
-
-def fastest(candidates: list[Contestant], bench: DemoBench, progress: Progress, description: str) -> Contestant:
-    """The candidate with the lowest time per token over the first prompts."""
-    names = list(bench.inputs)[:NUM_TRIAL_PROMPTS]
-    task = progress.add_task(description, total=len(candidates) * (len(names) + 1))
-    rounds = [runs for _, runs in in_turn(candidates, bench, 1, names, partial(progress.advance, task))]
-    return min(candidates, key=lambda candidate: sum(runs[candidate.name].ms_per_token for runs in rounds))
 
 
 def picture_step(bench: DemoBench, path: Path, console: Console) -> None:
@@ -143,24 +121,9 @@ def print_numbers(runs: Runs, agreements: Agreements, tree: str, setting: str, c
     )
 
 
-def save_numbers(runs: Runs, agreements: Agreements, load_before: float, args: argparse.Namespace) -> None:
-    """Every run's time, length and passes, to compute the tables from."""
-    data = settings(seed=args.seed, num_rounds=args.rounds, new_tokens=args.new_tokens, load_average_before=load_before)
-    write_json(args.folder / "results.json", data | {"runs": raw_numbers(runs, agreements)})
-
-
-def warn_of_load(console: Console) -> None:
-    if load_average() > 0.5 * _cores():
-        console.print(f"[yellow]Load average {load_average()}: other work on this machine will disturb the times.[/]")
-
-
-def _cores() -> int:
-    return os.cpu_count() or 1
-
-
 def _arguments() -> argparse.Namespace:
     options = parser(__doc__ or "")
-    options.add_argument("--full", action="store_true", help="nine prompts, 64 tokens, 3 rounds, sizes chosen here")
+    options.add_argument("--full", action="store_true", help="nine prompts, 64 tokens, 3 rounds")
     options.add_argument("--new-tokens", type=int, help="default: 32")
     options.add_argument("--rounds", type=int, help="default: 2")
     options.add_argument("--folder", type=Path, default=Path("demo"), help="for the pictures (default: %(default)s)")

@@ -25,16 +25,7 @@ from rich.console import Console
 from benchmarks.common.drafters import warm_start
 from benchmarks.common.estimates import quotient, ratio
 from benchmarks.common.prompts import Prompt, encode
-from benchmarks.common.settings import (
-    RESULTS,
-    digest,
-    load_average,
-    markdown_table,
-    parser,
-    settings,
-    settings_lines,
-    write_json,
-)
+from benchmarks.common.settings import RESULTS, digest, load_average, markdown_table, parser, publish, settings
 from benchmarks.grammar.schemas import NEW_TOKENS, TASKS, compiler, processor
 from treespec import TreeSpeculation, load_drafter, optimize, shipped_head
 from treespec.hf.loading import smollm2
@@ -168,7 +159,7 @@ def report(data: dict[str, Any]) -> str:
     sample = next(iter(data["found"].values()))["rounds"][:3]
     lines += ["", "Answers to the first requests:", ""]
     lines += [f"- {part['task']}: `{part['runs'][f'{UNDER}, {LOOKUPS}']['text']}`" for part in sample]
-    return "\n".join([*lines, "", settings_lines(data)])
+    return "\n".join([*lines, ""])
 
 
 def picture(data: dict[str, Any], path: Any) -> None:
@@ -205,10 +196,8 @@ def main() -> None:
     with optimize(model):
         data["found"] = measure(args, model, tokenizer, console)
     output = RESULTS / "grammar" / "grammar.json"
-    write_json(output, data)
     picture(data, output.with_suffix(".png"))
-    output.with_suffix(".md").write_text(report(data))
-    console.print(report(data), markup=False)
+    publish(output, data, report(data))
 
 
 if __name__ == "__main__":

@@ -128,12 +128,6 @@ def measure(size: int, num_layers: int, num_texts: int, seed: int, num_new: int 
             _decode(model, ids, 8, way)
     return {
         "weights": sum(weight.numel() for weight in model.parameters()),
-        "distinct tokens": _num_distinct(model, prompts[0], num_new),
         "single texts": _compare(model, prompts, num_new),
         "batches of four": _compare(model, batches, num_new),
     }
-
-
-def _num_distinct(model: Any, ids: Tensor, num_new: int) -> int:
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_new, **OPTIONS)
-    return len(set(out[0, ids.shape[1] :].tolist()))

@@ -137,7 +137,8 @@ def tiny_models(device: torch.device | str = "cpu") -> Models:
     with torch.no_grad():
         for mine, theirs in zip(draft.parameters(), target.parameters(), strict=True):
             mine.mul_(0.4).add_(0.7 * theirs)
-    for model in (target, draft):
+    models: list[Any] = [target, draft]
+    for model in models:
         make_scorer(model.to(device))  # The self-check of a model's first use would see through the bugs planted later.
     return Models(target, draft)
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -14,28 +15,31 @@ from typing import Any
 import torch
 from transformers import CompileConfig, StaticCache
 
-from benchmarks.common.drafters import fastest_head
+from benchmarks.common.drafters import MadeUp, fastest_head
 from benchmarks.peers.process import environment
 from treespec import Chain, TreeSpeculation, optimize, shipped_head
-from treespec.drafters.base import SessionSource
 from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model
 from treespec.hf.loading.named import named_drafters
 from treespec.lab.measure.paired import Bench, Contestant, Run
-from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
+from treespec.protocols import Frontier, Proposal
+from treespec.speedup.sources import Found
+from treespec.speedup.sped_up import SpedUp
 
 ROOT = Path(__file__).parents[2]
 PLAIN, OPTIMIZED, COMPILED, AUTO = "plain", "optimized", "compiled", "auto"
 EXIT_LAYERS = 24
 """After which transformers' early exit drafts: the untrained head agrees there with the last layer's at two of five."""
 SHAPES: dict[str, Any] = {
-    **{f"chain-{n}": Chain(n) for n in (2, 4, 6)},
-    **{f"tree-{n}": n for n in (4, 8, 16, 32)},
+    **{f"chain-{n}": Chain(n) for n in (1, 2, 3, 4, 6)},
+    **{f"tree-{n}": n for n in (4, 8, 12, 16, 24, 32)},
     AUTO: "auto",
 }
-MERGED, RANDOM = "head+warm", "random"
-WORDS = {RANDOM: "random drafts", "head": "head alone", "warm": "lookups"}
+MERGED, RANDOM, FIRST = "head+warm", "random", "first"
+ONLY_AUTO = (RANDOM, FIRST)
+"""Random drafts, and the merged head in first calls: every prompt by a new object."""
+WORDS = {RANDOM: "random drafts", FIRST: "first calls", "head": "head alone", "warm": "lookups"}
 OTHERS = {
     COMPILED: "plain, compiled",
     "lookup": "transformers' prompt lookup",
@@ -47,7 +51,8 @@ OTHERS = {
     "vllm": "vLLM, plain",
     "vllm-ngram": "vLLM, n-grams",
 }
-TITLES = {PLAIN: "plain `generate`", OPTIMIZED: "plain, optimized", **OTHERS}
+BLOCK = "block"
+TITLES = {PLAIN: "plain `generate`", OPTIMIZED: "plain, optimized", BLOCK: "README's block", **OTHERS}
 
 
 def tree_name(shape: str, drafter: str) -> str:
@@ -64,29 +69,19 @@ def title(name: str) -> str:
     return shape + (f", {WORDS.get(found[2], found[2])}" if found[2] else "")
 
 
-class RandomDrafts(SessionSource):
+class RandomDrafts(MadeUp):
     """Proposes random tokens, at the price of a head's passes: what control must back off from."""
+
+    most_depth = 8
 
     def __init__(self, head: Any) -> None:
         self._head, self.num_weights = head, sum(weight.numel() for weight in head.parameters())
-
-    def start(self, session: Session) -> None:
-        self._session = session
-
-    def propose(self, max_depth: int) -> Any:
-        return self._policy.grow(self, min(max_depth, 8))
 
     def expand(self, frontier: Frontier) -> Proposal:
         """Equal confidence in eight random tokens."""
         shape = (*frontier.tokens.shape, 8)
         self._head.lm_head(torch.zeros(frontier.tokens.shape[1], self._head.lm_head.in_features))
         return Proposal(torch.full(shape, 0.12), torch.randint(self._session.vocab_size, shape))
-
-    def update(self, step: VerifiedStep) -> None:
-        pass
-
-    def select_rows(self, rows: Any) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -118,30 +113,42 @@ class Compiled(Contestant):
         return decode
 
 
-class Process:
-    """Another library in its own environment; between two prompts it waits for a line and takes no time."""
+class FirstCalls(Contestant):
+    """A new object for every prompt, which is made before the call."""
 
-    def __init__(self, folder: Path, library: str, options: dict[str, Any], threads: int) -> None:
-        """folder: of the virtual environment."""
+    def start(self, bench: Bench) -> Callable[[str], Run]:
+        return lambda prompt: bench.decode(prompt, self.options(), self.model)
+
+
+class Process:
+    """Another process that answers lines of JSON; between two of them it waits and takes no time.
+
+    Attributes:
+        greeting: its first line.
+    """
+
+    def __init__(self, command: list[str], environment: dict[str, str], folder: Path = ROOT) -> None:
+        self._errors = TemporaryFile("w+")  # noqa: SIM115 -- open as long as the process
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
+        self._process = subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)
+        self.greeting = self._read()
+
+    @classmethod
+    def of_library(cls, folder: Path, library: str, options: dict[str, Any], threads: int) -> Process:
+        """Another library in the virtual environment of that folder."""
         python = folder / "bin" / "python"
         if not python.exists():
             raise RuntimeError(f"there is no environment {folder.name}, which `make bench-peers` sets up")
         code = "from benchmarks.peers.process import serve; serve()"
-        arguments = [str(python), "-c", code, library, json.dumps(options), str(smollm2.converted_folder())]
-        self._errors = TemporaryFile("w+")  # noqa: SIM115 -- open as long as the process
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
-        self._process = subprocess.Popen(arguments, cwd=ROOT, env=environment(threads), text=True, **pipes)
-        self._read()
+        command = [str(python), "-c", code, library, json.dumps(options), str(smollm2.converted_folder())]
+        return cls(command, environment(threads))
 
-    def decode(self, prompt: list[int], num_new: int, temperature: float, seed: int) -> tuple[list[int], float]:
-        """The new tokens and the seconds."""
-        request = {"prompt": prompt, "num_new": num_new, "temperature": temperature, "seed": seed}
+    def ask(self, request: Any) -> Any:
         assert self._process.stdin is not None
         print(json.dumps(request), file=self._process.stdin, flush=True)
-        answer = self._read()
-        return answer["tokens"], answer["seconds"]
+        return self._read()
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -166,10 +173,10 @@ class Elsewhere(Contestant):
         temperature = bench.sampling.get("temperature", 0.0)
 
         def decode(prompt: str) -> Run:
-            ids, seed = bench.inputs[prompt]["input_ids"][0].tolist(), bench.seed or 0
-            tokens, seconds = self.process.decode(ids, bench.num_new, temperature, seed)
-            reading = self.process.decode(ids, 1, temperature, seed)[1]
-            return Run([tokens], seconds, 0, reading, 1)
+            ids = bench.inputs[prompt]["input_ids"][0].tolist()
+            request = {"prompt": ids, "temperature": temperature, "seed": bench.seed or 0}
+            whole, reading = (self.process.ask(request | {"num_new": num}) for num in (bench.num_new, 1))
+            return Run([whole["tokens"]], whole["seconds"], 0, reading["seconds"], 1)
 
         return decode
 
@@ -192,16 +199,29 @@ class Makers:
                 found.contestants.append(self._other(name, is_single))
             except (OSError, RuntimeError) as error:
                 found.left_out[name] = str(error)
-        found.contestants.extend(self._tree(drafter, shape) for drafter in drafters for shape in shapes)
+        found.contestants.extend(
+            self._tree(drafter, shape)
+            for drafter, shape in product(drafters, shapes)
+            if shape == AUTO or drafter not in ONLY_AUTO
+        )
         return found
 
     def _tree(self, drafter: str, shape: str) -> Contestant:
-        speculation = TreeSpeculation(self._drafters(drafter), tree=SHAPES[shape])
-        return Contestant(tree_name(shape, drafter), lambda: {"custom_generate": speculation})
+        name = tree_name(shape, drafter)
+        if drafter == FIRST:
+            return FirstCalls(name, lambda: {"custom_generate": self._auto(MERGED)})
+        speculation = (
+            self._auto(drafter) if shape == AUTO else TreeSpeculation(self._drafters(drafter), tree=SHAPES[shape])
+        )
+        return Contestant(name, lambda: {"custom_generate": speculation})
+
+    def _auto(self, drafter: str) -> SpedUp:
+        """What `speed_up` returns where it finds these drafters."""
+        return SpedUp(self.optimized, Found(self._drafters(drafter), [drafter]), {})
 
     def _drafters(self, name: str) -> Any:
         if name == RANDOM:
-            return RandomDrafts(self._parts["head"].head)
+            return [RandomDrafts(self._parts["head"].head)]
         return named_drafters(name.split("+"), self.optimized, self._tokenizer, smollm2.NAME, self._parts)
 
     def _other(self, name: str, is_single: bool) -> Contestant:
@@ -211,7 +231,7 @@ class Makers:
             return Compiled.of(smollm2.load()[0])
         if name in LIBRARIES:
             folder, library, options = LIBRARIES[name]
-            return Elsewhere(name, dict, None, Process(ROOT / folder, library, options, self._threads))
+            return Elsewhere(name, dict, None, Process.of_library(ROOT / folder, library, options, self._threads))
         options = {"lookup": {"prompt_lookup_num_tokens": 10}, "early-exit": {"assistant_early_exit": EXIT_LAYERS}}
         return Contestant(name, (lambda: options[name]) if name in options else self._assisted())
 

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from benchmarks.common.acceptance import CachedTree, Kind, grow, inner_contexts, mean_accepted
 from benchmarks.common.drafters import DRAFT, Entry
-from benchmarks.common.prompts import Prompt, encode
-from benchmarks.common.recorded import RecordedDistributions, Text, without_layers
-from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES, SAMPLED, measuring_policy
+from benchmarks.common.recorded import Text, without_layers
+from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES, measuring_policy
 from benchmarks.tree_vs_chain.replay import RecordedScorer, replay
 from treespec.cpu import prepack_linears
 from treespec.drafters import Merge
 from treespec.drafters.merge.opinion_pool import OpinionPool
 from treespec.engine.stats import SpeculationStats
-from treespec.hf import TreeScorer
 from treespec.policies.sequoia import AcceptanceTable, non_increasing
 from treespec.protocols import TreePolicy
-from treespec.tree import TokenTree, TreeBatch
-from treespec.verification import resolve
 
 NUM_KEPT = 16
 RARELY = 1e-3
@@ -37,30 +30,10 @@ class Models:
     """The target and its drafts, all with packed linear layers."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.target, self.tokenizer, self.end = model, tokenizer, int(str(tokenizer.eos_token_id))
+        self.target, self.tokenizer = model, tokenizer
         self.drafts = {DRAFT: without_layers(model)}
         for part in (model, *self.drafts.values()):
             prepack_linears(part)
-
-    def texts(self, prompts: Sequence[Prompt], temperature: float, num_new: int, seed: int) -> list[Text]:
-        """The prompts continued by the target, greedily at temperature zero, up to the end of text."""
-        torch.manual_seed(seed)
-        called: Any = self.target
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        texts = []
-        for start in range(0, len(prompts), 4):
-            inputs = encode(self.tokenizer, prompts[start : start + 4])
-            options: dict[str, Any] = sampling if temperature else {"do_sample": False}
-            out = called.generate(**inputs, max_new_tokens=num_new, **options)
-            texts += [self._text(*row) for row in zip(out, inputs["attention_mask"], strict=True)]
-        return texts
-
-    def _text(self, ids: torch.Tensor, mask: torch.Tensor) -> Text:
-        """One row int64 [L] without its padding; mask int64 [P] is the prompt's."""
-        start = int(mask.sum())
-        ids = ids[len(mask) - start :]
-        ends = torch.eq(ids[start:], self.end).nonzero()
-        return Text(ids[: start + int(ends[0]) + 1] if len(ends) else ids, start)
 
 
 class Played(NamedTuple):
@@ -118,7 +91,7 @@ class Learned:
         if not self._entry.is_learning:
             return None
         if (name, num_drafted) not in self._pools:
-            policy, is_fixed, _ = POLICIES[name]
+            policy, is_fixed = POLICIES[name]
             pool = None
             for kit in self._kits:
                 played = kit.run(
@@ -154,30 +127,3 @@ def measure_table(
         total.add(kit.run(entry, measuring_policy(), True, num_new, is_sampling).stats)
     rows = [non_increasing(row) for row in total.acceptance_per_depth_and_rank] or [[0.0]]
     return {"probs": [[max(prob, RARELY * 0.5**rank) for rank, prob in enumerate(row)] for row in rows]}
-
-
-def measure_positions(
-    models: Models, name: str, text: Text, num_positions: int, seed: int
-) -> dict[str, dict[str, float]]:
-    """By policy and drafted tokens: mean accepted tokens plus one at positions of a text, temperature 1."""
-    sampling_schemes = SAMPLED | {key: POLICIES[key] for key in (CHAIN, "best first")}
-    scorers = TreeScorer(models.target), TreeScorer(models.drafts[name])
-    probs = RecordedDistributions(*scorers, text.contexts(num_positions), 1.0)
-    found: dict[str, dict[str, float]] = {}
-    for key, shape in sampling_schemes.items():
-        kind = Kind(lambda n, shape=shape: shape.policy(n, []))
-        found[key] = {
-            str(n): 1
-            + fmean(expected_accepted(tree, probs) for tree in grow(kind, n, probs, range(num_positions), seed))
-            for n in BUDGETS
-        }
-    return found
-
-
-def expected_accepted(tree: TokenTree, probs: RecordedDistributions) -> float:
-    """Accepted draft tokens of a drafted tree under the default rule, exactly in its coins."""
-    contexts = inner_contexts(tree)
-    known = dict(zip(contexts, probs.target(list(contexts.values())), strict=True))
-    after_leaf = torch.ones(1)
-    rule = resolve("auto", True, TreeBatch.from_trees([tree]))
-    return mean_accepted(rule, CachedTree(tree), lambda node: known.get(node, after_leaf))

@@ -7,13 +7,12 @@ from typing import Any
 from benchmarks.common.drafters import PARTS
 from benchmarks.common.estimates import cross_fitted
 from benchmarks.tree_vs_chain.policies import BINARY, BUDGETS, CHAIN, SEQUOIA
-from treespec.lab.measure.estimates import Estimate, bootstrap, difference
+from treespec.lab.measure.estimates import Estimate, difference
 
 Lengths = dict[str, dict[int, list[float]]]
 """Acceptance lengths by policy and drafted tokens, one number per prompt."""
 
 SEQUOIA_BUDGETS = (8, 16, 32, 64)
-AIM_WARM = 2.0
 
 
 def lengths_of(cells: list[dict[str, dict[str, list[int]]]]) -> Lengths:
@@ -31,7 +30,7 @@ def best_tree(lengths: Lengths, num_drafted: int) -> tuple[list[float], list[str
 
 def claim_lines(found: dict[str, Any]) -> list[str]:
     """One sentence per claim, made of the numbers."""
-    return [tree_claim(found), sequoia_claim(found), *merge_claim(found), *warm_claims(found)]
+    return [tree_claim(found), sequoia_claim(found), *merge_claim(found)]
 
 
 def by_chance(count: int) -> str:
@@ -70,19 +69,6 @@ def sequoia_claim(found: dict[str, Any]) -> str:
         f"size ({sizes} nodes): higher in {wins} of {len(gains)} cells, beyond noise in {sure}, below beyond noise "
         f"{below}; {by_chance(len(gains))}."
     )
-
-
-def warm_claims(found: dict[str, Any]) -> list[str]:
-    """The lookups merged, at one size over many prompts."""
-    lines = []
-    for name, values in found.get("warm", {}).items():
-        mean = bootstrap(values)
-        verdict = "at least" if mean.value >= AIM_WARM else "below"
-        lines.append(
-            f"- {name}, best-first trees of 24 nodes (root included), T=0, {len(values)} prompts: "
-            f"{mean.text()}, {verdict} {AIM_WARM}."
-        )
-    return lines
 
 
 def merge_claim(found: dict[str, Any]) -> list[str]:

@@ -7,36 +7,23 @@ from typing import NamedTuple
 
 from benchmarks.common.acceptance import RANK_RATES, binary_paths, rank_paths
 from treespec.literature import StochasticBeam
-from treespec.policies import (
-    BestFirst,
-    Chain,
-    Paths,
-    Sequoia,
-    SpecExec,
-    delayed_branching,
-    dyspec,
-    eagle2,
-    opt_tree,
-)
+from treespec.policies import BestFirst, Chain, Paths, Sequoia, SpecExec, delayed_branching, eagle2, opt_tree
 from treespec.policies.sequoia import AcceptanceTable
 from treespec.protocols import TreePolicy
-from treespec.tree import SELECTED, WITHOUT_REPLACEMENT
+from treespec.tree import SELECTED
 
 BUDGETS = (1, 2, 4, 8, 16, 32, 64)
 CHAIN, SEQUOIA, BINARY = "chain", "sequoia", "k-ary"
-MAX_SAMPLED_CHAIN = 16
-"""What a sampled chain of more tokens adds is below one in a thousand here, and each token costs a draft pass."""
 
 
 class Shape(NamedTuple):
     """`policy(n, table)` is the policy of at most n drafted tokens; the table is measured acceptance.
 
-    `is_fixed`: the shape depends on no probability. `is_sampled`: children are drawn.
+    `is_fixed`: the shape depends on no probability.
     """
 
     policy: Callable[[int, AcceptanceTable], TreePolicy]
     is_fixed: bool = False
-    is_sampled: bool = False
 
 
 def delayed(num_drafted: int) -> TreePolicy:
@@ -49,10 +36,10 @@ def delayed(num_drafted: int) -> TreePolicy:
     return delayed_branching(trunk, (branches,) + (1,) * (rest // branches - 1), SELECTED)
 
 
-def beam(num_drafted: int, children: str) -> TreePolicy:
+def beam(num_drafted: int) -> TreePolicy:
     """A beam about as wide as a quarter of its depth, two at least: RSD-S's trees are narrow."""
     width = min(num_drafted, max(2, round(num_drafted**0.5 / 2)))
-    return StochasticBeam(width, num_drafted // width, children)
+    return StochasticBeam(width, num_drafted // width, SELECTED)
 
 
 POLICIES: dict[str, Shape] = {
@@ -64,17 +51,8 @@ POLICIES: dict[str, Shape] = {
     "eagle2": Shape(lambda n, _: eagle2(n + 1)),
     "opt_tree": Shape(lambda n, _: opt_tree(n + 1, min_gain=0.05)),
     "specexec": Shape(lambda n, _: SpecExec(n + 1)),
-    "beam": Shape(lambda n, _: beam(n, SELECTED)),
+    "beam": Shape(lambda n, _: beam(n)),
 }
-"""Selected children: for every drafter and temperature."""
-
-SAMPLED: dict[str, Shape] = {
-    "chain, sampled": Shape(lambda n, _: Chain(min(n, MAX_SAMPLED_CHAIN)), is_fixed=True, is_sampled=True),
-    "by rank, sampled": Shape(lambda n, _: Paths(rank_paths(n + 1), WITHOUT_REPLACEMENT), True, True),
-    "dyspec": Shape(lambda n, _: dyspec(n + 1), is_sampled=True),
-    "stochastic beam": Shape(lambda n, _: beam(n, WITHOUT_REPLACEMENT), is_sampled=True),
-}
-"""Sampled children: for drafters that have a distribution, above temperature zero."""
 
 
 def measuring_policy() -> TreePolicy:

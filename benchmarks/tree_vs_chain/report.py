@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.common.settings import markdown_table, settings_lines
 from benchmarks.tree_vs_chain.claims import Lengths, best_tree, claim_lines, lengths_of
-from benchmarks.tree_vs_chain.policies import BINARY, BUDGETS, CHAIN, POLICIES, SAMPLED, SEQUOIA
+from benchmarks.tree_vs_chain.policies import BINARY, BUDGETS, CHAIN, POLICIES, SEQUOIA
 from treespec.lab.measure.estimates import difference
 from treespec.viz import ACCEPTED, INK, NEXT_EDGE, REFERENCE
 from treespec.viz.trees import headed, plain_axes
@@ -39,8 +39,6 @@ def acceptance_lines(found: dict[str, Any]) -> list[str]:
     for key, drafters in found["selected"].items():
         lines += [f"### Best tree against the chain, {key}", "", _ABOUT_BEST, ""]
         lines += [best_table({name: lengths_of(cells) for name, cells in drafters.items()})]
-    if found.get("sampled"):
-        lines += ["### Sampled children against selected ones, T=1", "", _ABOUT_SAMPLED, "", sampled_table(found)]
     for key, drafters in found["selected"].items():
         lines += [f"### Every policy, {key}", "", policy_table(drafters)]
     return [*lines, *map(run_text, found["calls"])]
@@ -65,21 +63,6 @@ def policy_table(drafters: dict[str, list[Any]]) -> str:
         for policy, by_size in lengths_of(cells).items():
             rows.append([name if policy == CHAIN else "", policy, *(f"{fmean(by_size[n]):.2f}" for n in BUDGETS)])
     return markdown_table(["drafter", "policy", *map(str, BUDGETS)], rows)
-
-
-def sampled_table(found: dict[str, Any]) -> str:
-    """Means over prompts; in brackets the mean paired difference to the selected chain's."""
-    rows = []
-    for name, cells in found["sampled"].items():
-        for policy in cells[0]:
-            kind = "sampled" if policy in SAMPLED else "selected"
-            texts = []
-            for n in BUDGETS:
-                values, chain = ([prompt[f][str(n)] for prompt in cells] for f in (policy, CHAIN))
-                gain = "" if policy == CHAIN else f" ({difference(values, chain).value:+.2f})"
-                texts.append(f"{fmean(values):.2f}{gain}")
-            rows.append([name, policy, kind, *texts])
-    return markdown_table(["drafter", "policy", "children", *map(str, BUDGETS)], rows)
 
 
 def draw_acceptance(found: dict[str, Any], path: Path) -> Figure:
@@ -148,9 +131,4 @@ _ABOUT_REPLAY = (
 _ABOUT_BEST = (
     "The best tree is chosen among all policies, the chain included, by the other prompts (at most four folds), so "
     "its gain is free of hindsight; the gain is paired."
-)
-_ABOUT_SAMPLED = (
-    "Expected tokens per pass at evenly spaced positions of the sampled texts, exact in the coins of the default rule "
-    "(traversal for sampled children, target walk for selected ones), one drafted tree per position; in brackets the "
-    "paired difference to the selected chain. Sampled chains end at 16 tokens."
 )

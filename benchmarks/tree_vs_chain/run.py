@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks.common import prompts
 from benchmarks.common.drafters import DRAFTERS
+from benchmarks.common.prompts import QUESTIONS, held_out
 from benchmarks.common.settings import RESULTS, load_average, parser, settings, write_json
 from benchmarks.tree_vs_chain import acceptance, report
 from benchmarks.tree_vs_chain.cells import Models
@@ -27,7 +27,6 @@ from treespec.commands.console import progress_bar
 from treespec.hf.loading import smollm2
 
 NUM_MEASURING = 4
-"""Prompts whose texts Sequoia's tables and warm merges learn from."""
 
 
 def main() -> None:
@@ -35,8 +34,9 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     console = Console()
     models = Models(*smollm2.load(say=console.print))
-    sets = prompts.disjoint_sets(prompt_sources(args.spec_bench), (args.prompts, args.replayed, NUM_MEASURING))
-    names = ("seed", "new_tokens", "replayed", "prompts")
+    chosen = held_out(args.spec_bench, args.replayed + NUM_MEASURING)
+    sets = acceptance.PromptSets(chosen[: args.replayed], chosen[args.replayed :])
+    names = ("seed", "new_tokens", "replayed")
     run, start = settings(**{name: getattr(args, name) for name in names}), time.perf_counter()
     file = args.folder / "acceptance.json"
     known = json.loads(file.read_text()) if file.is_file() else {}
@@ -49,29 +49,13 @@ def main() -> None:
     console.print(report.write(found, args.folder), markup=False)
 
 
-def prompt_sources(spec_bench: Path | None) -> list[list[prompts.Prompt]]:
-    sources = [prompts.human_eval(), prompts.gsm8k()]
-    if spec_bench is not None:
-        sources.append(prompts.by_turns(prompts.spec_bench(spec_bench).values()))
-    return sources
-
-
 def _arguments() -> argparse.Namespace:
     options = parser("Trees against chains: acceptance.", threads=2)
     options.add_argument("part", choices=["acceptance"])
-    options.add_argument("--spec-bench", type=Path, help="Spec-Bench's question.jsonl; without it two sources are used")
-    options.add_argument("--prompts", type=int, default=60, help="prompts of the claim on warm lookups (default: 60)")
+    options.add_argument("--spec-bench", type=Path, help=QUESTIONS)
     options.add_argument("--replayed", type=int, default=8, help="replayed prompts (default: %(default)s)")
     options.add_argument("--new-tokens", type=int, default=24)
-    options.add_argument("--positions", type=int, default=4, help="positions per text for sampled children")
     options.add_argument("--drafters", nargs="+", default=None, choices=list(DRAFTERS), metavar="NAME")
-    options.add_argument(
-        "--measurements",
-        nargs="+",
-        choices=acceptance.MEASUREMENTS,
-        default=list(acceptance.MEASUREMENTS),
-        help="all or some of them",
-    )
     options.add_argument("--minutes", type=float, default=36.0, help="no prompt is begun later (default: 36)")
     options.add_argument("--folder", type=Path, default=RESULTS / "tree_vs_chain", help="for the results")
     return options.parse_args()

@@ -11,7 +11,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.common.estimates import quotient
 from benchmarks.common.settings import markdown_table, settings_lines
+from treespec.lab.measure.estimates import Estimate
 from treespec.verification import RULES
 from treespec.viz import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE
 from treespec.viz.trees import headed, plain_axes
@@ -67,8 +69,8 @@ class Factor(NamedTuple):
     num_choices: int
     length: float
     reference_length: float
-    tokens: tuple[float, float, float]
-    accepted: tuple[float, float, float]
+    tokens: Estimate
+    accepted: Estimate
 
 
 def factors(part: dict[str, Any], texts: Sequence[int]) -> dict[tuple[int, str], Factor]:
@@ -103,21 +105,9 @@ def _factor(
         num_choices,
         1 + above.mean(),
         1 + below.mean(),
-        paired_ratio(1 + above, 1 + below, texts),
-        paired_ratio(above, below, texts),
+        quotient(1 + above, 1 + below, texts),
+        quotient(above, below, texts),
     )
-
-
-def paired_ratio(
-    above: np.ndarray, below: np.ndarray, texts: Sequence[int], num_samples: int = 4000
-) -> tuple[float, float, float]:
-    """A ratio of means over contexts, and the middle 95 % of it when whole texts are drawn with replacement."""
-    groups = np.asarray(texts)
-    sums = np.array([[side[groups == text].sum() for side in (above, below)] for text in np.unique(groups)])
-    draws = np.random.default_rng(0).integers(len(sums), size=(num_samples, len(sums)))
-    totals = sums[draws].sum(1)
-    low, high = np.quantile(totals[:, 0] / totals[:, 1], (0.025, 0.975))
-    return float(above.mean() / below.mean()), float(low), float(high)
 
 
 def factor_table(results: dict[str, Any]) -> str:
@@ -129,7 +119,8 @@ def factor_table(results: dict[str, Any]) -> str:
             " / ".join(f"{kind}: {rule}" for kind, rule in f.choices),
             f"{f.length:.2f}",
             f"{f.reference_length:.2f}",
-            *(_interval(factor) for factor in (f.tokens, f.accepted)),
+            f.tokens.text(),
+            f.accepted.text(),
         ]
         for case, part in results.items()
         if case.startswith("trees, ")
@@ -152,14 +143,10 @@ def entropy_table(results: dict[str, Any]) -> str:
             for size in sizes:
                 above = np.asarray(kinds[DEFAULT[0]][size][DEFAULT[1]])[third]
                 below = np.asarray(kinds[DETERMINISTIC][size]["target_walk"])[third]
-                row.append(_interval(paired_ratio(above, below, about["text"][third].tolist())))
+                row.append(quotient(above, below, about["text"][third].tolist()).text())
             rows.append(row)
         header = [*header[:5], *(f"n = {size}" for size in sizes)]
     return markdown_table(header, rows)
-
-
-def _interval(factor: tuple[float, float, float]) -> str:
-    return f"{factor[0]:.2f} ({factor[1]:.2f} to {factor[2]:.2f})"
 
 
 def _texts(results: dict[str, Any], case: str) -> list[int]:
@@ -170,11 +157,10 @@ def report(data: dict[str, Any]) -> str:
     results = data["results"]
     lines = ["# Verification rules: acceptance, share of the optimum", ""]
     for case, found in results.items():
-        kind, _, temperature = case.partition(", ")
-        if kind == "distributions":
+        if case.startswith("contexts, node, "):
             lines += [
-                f"Draft and target at {temperature}: mean sum min(P, q) {found['overlap']:.3f}, the "
-                f"same most likely token at {100 * found['top-1 agreement']:.1f} % of {found['positions']} positions.",
+                f"Draft and target, {case.removeprefix('contexts, node, ')}, {len(found['text'])} positions: mean sum "
+                f"min(P, q) {fmean(found['overlap']):.3f}, same most likely token {fmean(found['same_top']):.3f}.",
                 "",
             ]
     if any(case.startswith("trees, ") for case in results):

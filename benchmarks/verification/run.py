@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from rich.progress import track
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.common.acceptance import (
@@ -36,18 +37,11 @@ from benchmarks.common.acceptance import (
     sampled_bound,
     target_paths,
 )
-from benchmarks.common.recorded import (
-    PairDistributions,
-    RecordedDistributions,
-    Text,
-    record_pairs,
-    sample_texts,
-    scorers,
-    without_layers,
-)
+from benchmarks.common.recorded import RecordedDistributions, Text, prompts, without_layers, write_texts
 from benchmarks.common.settings import RESULTS, digest, load_average, parser, settings, write_json
 from benchmarks.verification.report import BOUND, OPTIMUM, draw, report
 from treespec.cpu import prepack_linears
+from treespec.hf import TreeScorer
 from treespec.hf.loading import smollm2
 from treespec.lab.store import Store
 from treespec.literature.optimum import optimum_iid, optimum_mixed, optimum_selected, optimum_without_replacement
@@ -79,9 +73,8 @@ NODES: dict[str, Kind] = {
 }
 
 
-def node_optimum(kind: Kind, k: int, probs: Distributions) -> float:
+def node_optimum(kind: Kind, k: int, target: Tensor, draft: Tensor) -> float:
     """The most that any lossless rule accepts of k children drawn in this way."""
-    (target,), (draft,) = probs.target([(0,)]), probs.draft([(0,)])
     if kind.support is not None:
         draft = truncate_probs(draft, kind.support)
     if kind.siblings == SELECTED:
@@ -94,16 +87,26 @@ def node_optimum(kind: Kind, k: int, probs: Distributions) -> float:
     return float(optimum_mixed(target, normalise(draft.scatter(-1, selected, 0.0)), selected))
 
 
-def measure_node(probs: Distributions, num_draws: int, seed: int) -> dict[str, Rules]:
-    """Accepted children at one pair of distributions, by "k=.., kind" and rule: means over `num_draws` groups."""
-    found: dict[str, Rules] = {}
+def measure_nodes(probs: Distributions, num_texts: int, num_draws: int, seed: int) -> list[dict[str, Rules]]:
+    """For the root of each of the texts: accepted children by "k=.., kind" and rule, means over `num_draws` groups, and
+    how alike the two distributions are, under `DISTRIBUTIONS`.
+    """
+    roots = [[(text,)] for text in range(num_texts)]
+    pairs = [(probs.target(root)[0], probs.draft(root)[0]) for root in roots]
+    found: list[dict[str, Rules]] = [{DISTRIBUTIONS: alike(*pair)} for pair in pairs]
     for k in WIDTHS:
         for name, kind in NODES.items():
             if (kind.support is not None and k > 2) or (kind.siblings == MIXED and k == 1):
                 continue  # Optimal transport takes two siblings; one mixed child is an i.i.d. one.
-            (rules,) = _mean_accepted(kind, k, probs, 1, num_draws, seed)
-            found[f"k={k}, {name}"] = {OPTIMUM: node_optimum(kind, k, probs)} | rules
+            accepted = _mean_accepted(kind, k, probs, num_texts, num_draws, seed)
+            for cells, rules, pair in zip(found, accepted, pairs, strict=True):
+                cells[f"k={k}, {name}"] = {OPTIMUM: node_optimum(kind, k, *pair)} | rules
     return found
+
+
+def alike(target: Tensor, draft: Tensor) -> Rules:
+    """`sum min(P, q)`, and whether both have the same most likely token."""
+    return {"overlap": float(torch.minimum(target, draft).sum()), "same_top": float(target.argmax() == draft.argmax())}
 
 
 def measure_trees(
@@ -181,23 +184,18 @@ def measure_real(
     args: argparse.Namespace, store: Store, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cache: Path
 ) -> dict[str, Any]:
     draft = without_layers(model)
-    pair = scorers(model, draft)
+    pair = TreeScorer(model), TreeScorer(draft)
     found: dict[str, Any] = {}
     with prepack_linears(model), prepack_linears(draft):
         for temperature in TEMPERATURES:
-            texts_file = cache / f"mixed-texts-{temperature}-{args.new_tokens}-{args.seed}.pt"
-            texts = sample_texts(model, tokenizer, temperature, args.new_tokens, args.seed, texts_file)
-            if "node" in args.parts:
-                case = f"node, {REAL}, T={temperature}"
-                pairs = record_pairs(model, draft, texts, temperature, args.positions)
-                found[f"distributions, T={temperature}"] = agreement(pairs)
-                found |= measure_case(case, pairs, [1] * len(pairs), list(range(len(pairs))), args, store)
-            if "trees" in args.parts:
-                case = f"trees, {REAL}, T={temperature}"
-                numbers, contexts = zip(*spread_contexts(texts, args.contexts), strict=True)
-                groups = [contexts[i : i + TEXTS_PER_PASS] for i in range(0, len(contexts), TEXTS_PER_PASS)]
-                all_distributions = (RecordedDistributions(*pair, group, temperature) for group in groups)
-                found |= measure_case(case, all_distributions, list(map(len, groups)), numbers, args, store)
+            texts = write_texts(model, tokenizer, prompts(), temperature, args.new_tokens, args.seed, cache)
+            for part, count in (("node", args.positions), ("trees", args.contexts)):
+                if part in args.parts:
+                    numbers, contexts = zip(*spread_contexts(texts, count), strict=True)
+                    groups = [contexts[i : i + TEXTS_PER_PASS] for i in range(0, len(contexts), TEXTS_PER_PASS)]
+                    all_distributions = (RecordedDistributions(*pair, group, temperature) for group in groups)
+                    case = f"{part}, {REAL}, T={temperature}"
+                    found |= measure_case(case, all_distributions, list(map(len, groups)), numbers, args, store)
     return found
 
 
@@ -213,7 +211,7 @@ def measure_case(
 
     Args:
         all_distributions: distributions below `sizes[i]` contexts each; they are computed when they are asked for.
-        texts: which text each context is from, kept with the trees and with how alike the distributions are there.
+        texts: which text each context is from, kept with how alike the distributions are there.
     """
     found: list[dict[str, Rules]] = []
     for number, (probs, size) in enumerate(zip(track(all_distributions, case, len(sizes)), sizes, strict=True)):
@@ -229,7 +227,7 @@ def _measure(
     case: str, probs: Distributions, num_texts: int, args: argparse.Namespace, seed: int
 ) -> list[dict[str, Rules]]:
     if case.startswith("node"):
-        return [measure_node(probs, args.draws, seed)]
+        return measure_nodes(probs, num_texts, args.draws, seed)
     return measure_trees(probs, num_texts, args.draws, args.bound_paths, seed)
 
 
@@ -238,18 +236,6 @@ def spread_contexts(texts: list[Text], count: int) -> Iterator[tuple[int, torch.
     for number, text in enumerate(texts):
         share = (number + 1) * count // len(texts) - number * count // len(texts)
         yield from ((number, ids) for ids in text.contexts(share))
-
-
-def agreement(pairs: list[PairDistributions]) -> dict[str, float]:
-    """How alike the two models are."""
-    probs = [(pair.target([(0,)])[0], pair.draft([(0,)])[0]) for pair in pairs]
-    overlap = [float(torch.minimum(*pair).sum()) for pair in probs]
-    same_top = [float(target.argmax() == draft.argmax()) for target, draft in probs]
-    return {
-        "overlap": sum(overlap) / len(probs),
-        "top-1 agreement": sum(same_top) / len(probs),
-        "positions": len(probs),
-    }
 
 
 def options() -> argparse.ArgumentParser:

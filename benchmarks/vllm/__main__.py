@@ -4,7 +4,10 @@
 
 Runs in an environment with vLLM for CPUs (`make bench-vllm`). Each method is an engine in a process of its own, one
 after the other, greedy, on held-out prompts of HumanEval and GSM8K; a few other prompts warm the engine up. Outputs are
-compared with plain vLLM's. vLLM's suffix method needs the package `arctic-inference` and is skipped without it.
+compared with plain vLLM's. vLLM's suffix method is skipped without its package, which takes cmake and a C++ compiler:
+
+    pip install nanobind==2.9.2
+    pip install --no-deps --no-build-isolation arctic-inference==0.1.1
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ it is finished; started again, a run does those that are missing there.
 Where the texts differ, plain's gap between the two best logits at the first difference stands next to the model's own
 noise: by how much its logits after the same tokens differ between six ways to read them without treespec, in one
 pass, the prompt and then token by token, and with the prompt's last one to four tokens apart too. A gap of at most
-twice that noise (each of the two logits has it) is the model's own tie. `noise` measures it again for the texts that
-differ.
+twice that noise (each of the two logits has it) is the model's own tie.
 
 What rounding does to the text itself, with longer texts:
 
@@ -59,23 +58,18 @@ def main() -> None:
     _, tokenizer = smollm2.load()
     count = args.prompts or {"time": 4}.get(args.step, 50)
     chosen = [(prompt.name, encode(tokenizer, [prompt])) for prompt in shortest(count, tokenizer)]
-    step = "identity" if args.step == "noise" else args.step
+    step = args.step
     measure = partial({"identity": identity, "time": times}[step], prompts=chosen, num_new=args.new_tokens)
     data = json.loads(args.output.read_text()) if args.output.is_file() else {"schemes": {}, "settings": {}}
     for name in args.schemes or SCHEMES:
         known = data["schemes"].setdefault(name, {})
-        rows = [row for row in known.get(step, {}).get("rows", []) if row["position"] is not None]
-        if args.step == "noise" and rows:
-            noises(SCHEMES[name].load(smollm2.converted_folder()), dict(chosen), args.new_tokens, rows)
-            known[step]["num_ties"] = num_ties(rows)
-        elif args.step == "noise" or (step in known and not args.again):
+        if step in known and not args.again:
             continue
         if missing := SCHEMES[name].missing:
             print(f"{name}: skipped, not installed: {', '.join(missing)}")
             continue
-        if args.step != "noise":
-            known[step] = attempt(name, measure) | {"load_average": load_average()}
-            data["settings"][step] = settings(seed=args.seed, prompts=count, new_tokens=args.new_tokens)
+        known[step] = attempt(name, measure) | {"load_average": load_average()}
+        data["settings"][step] = settings(seed=args.seed, prompts=count, new_tokens=args.new_tokens)
         write_json(args.output, data)
         args.output.with_suffix(".md").write_text(report(data))
         print(name, {key: value for key, value in known[step].items() if key != "rows"}, flush=True)
@@ -132,13 +126,10 @@ def identity(model: PreTrainedModel, prompts: Prompts, num_new: int) -> dict[str
                 "noise": noise(model, inputs, plain.tokens[: position + 1]),
             }
         rows.append(row)
-    stats = speculation.total_stats
-    ranks = sum(count for rank, count in stats.num_accepted_at_rank.items() if rank)
     return {
         "num_identical": sum(row["position"] is None for row in rows),
-        "num_ties": num_ties(rows),
-        "mean_acceptance_length": stats.mean_acceptance_length,
-        "num_accepted_beyond_rank_0": ranks,
+        "num_ties": sum(row["position"] is not None and row["gap"] <= 2 * row["noise"] for row in rows),
+        "mean_acceptance_length": speculation.total_stats.mean_acceptance_length,
         "rows": rows,
     }
 
@@ -147,17 +138,6 @@ def first_difference(output: list[int], plain: list[int]) -> int | None:
     """The first position where the texts differ; a missing token is a difference."""
     pairs = zip_longest(output, plain)
     return next((position for position, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
-
-
-def num_ties(rows: list[dict[str, Any]]) -> int:
-    return sum(row["position"] is not None and row["gap"] <= 2 * row["noise"] for row in rows)
-
-
-def noises(model: PreTrainedModel, prompts: dict[str, dict[str, Tensor]], num_new: int, rows: list[Any]) -> None:
-    """Measure the noise of rows whose texts differ again."""
-    for row in rows:
-        inputs = prompts[row["prompt"]]
-        row["noise"] = noise(model, inputs, plain_greedy(model, inputs, num_new).tokens[: row["position"] + 1])
 
 
 @torch.no_grad()
@@ -199,7 +179,7 @@ def _size(model: PreTrainedModel) -> float:
 
 def _arguments() -> argparse.Namespace:
     options = parser(__doc__ or "")
-    options.add_argument("step", choices=("identity", "noise", "time"))
+    options.add_argument("step", choices=("identity", "time"))
     options.add_argument("--schemes", nargs="+", choices=SCHEMES, metavar="NAME", help=", ".join(SCHEMES))
     options.add_argument("--prompts", type=int, help="default: 50 for identity, 4 for time")
     options.add_argument("--new-tokens", type=int, default=16)

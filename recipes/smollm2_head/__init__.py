@@ -4,11 +4,12 @@ A quarter each are requests for Python, word problems, tasks over a passage, and
 templates written for this purpose, drawn names and numbers, and the docstrings and help texts of Python's standard
 library; none comes from a benchmark, nor is any modelled on a particular one of its prompts. The same seed gives the
 same messages on the same version of Python. Openings are the first words of messages that the model finishes itself;
-open talk is conversation of further kinds, which the head that ships has not seen.
+open talk is conversation of further kinds.
 
     python -m recipes.smollm2_head --out prompts.jsonl [--count 4096] [--seed 0] [--openings | --talk]
 
-`head.sh` has the commands that wrote the text and trained the head that ships, `rounds.py` goes on from there.
+`head.sh` has the commands of a first head, made on one CPU core; `on_gpu.py` went on from there and made the one that
+ships. `texts/` has some of the target's own text, for `mtp.py`.
 """
 
 from recipes.smollm2_head.build import COUNT, build, build_talk

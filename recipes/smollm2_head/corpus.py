@@ -9,14 +9,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from treespec.training.evaluate import greedy_start
+from treespec.hf.loading import smollm2
 from treespec.training.text.texts import Texts
 
+HERE = Path(__file__).parent
+MODEL_NAME = f"HuggingFaceTB/{smollm2.NAME}"
 FILE_TOKENS = 400_000
 HELD_OUT_SHARE = 32
 """One text in so many is never trained on."""
@@ -54,27 +57,6 @@ def loop_end(tokens: np.ndarray) -> int:
     return end
 
 
-def is_looping(tokens: Sequence[int]) -> bool:
-    """Whether the last `REPEATED` tokens are those of a loop; always in time for `loop_end`."""
-    last = tokens[-REPEATED:]
-    starts = range(len(tokens) - REPEATED - 1, max(len(tokens) - REPEATED - LONGEST_PERIOD, 0) - 1, -1)
-    return any(tokens[start] == last[0] and tokens[start : start + REPEATED] == last for start in starts)
-
-
-def split_texts(texts: Texts, kind: str) -> list[Text]:
-    """What the target wrote, text by text and without loops."""
-    found = []
-    lengths = texts.lengths.tolist()
-    for ids, top in zip(texts.tokens.split(lengths), texts.top.split(lengths), strict=True):
-        tokens = ids.numpy().astype(np.uint16)
-        end = loop_end(tokens)
-        is_own = top[:end, 0] >= 0
-        if is_own[:-1].any():
-            greedy = greedy_start(is_own & (top[:, 0] == ids.roll(-1))[:end])
-            found.append(Text(kind, tokens[:end], int(is_own.int().argmax()), greedy))
-    return found
-
-
 def join_texts(texts: Sequence[Text]) -> Texts:
     """As training reads them: `top` has one column, the next token where the target chose it as the most probable one.
 
@@ -103,6 +85,17 @@ def read_file(path: Path) -> list[Text]:
 def read_corpus(folder: Path) -> list[Text]:
     """All texts, in the order in which they were written."""
     return [text for path in sorted(folder.glob("*.npz")) for text in read_file(path)]
+
+
+def take(texts: Sequence[Text], num_tokens: float, rng: Random) -> list[Text]:
+    """Some of the texts, at random, as soon as they have `num_tokens`; or all."""
+    found = list[Text]()
+    for text in rng.sample(texts, len(texts)):
+        if num_tokens <= 0:
+            break
+        found.append(text)
+        num_tokens -= len(text.tokens)
+    return found
 
 
 def append(folder: Path, texts: Sequence[Text]) -> None:

@@ -12,8 +12,7 @@ from random import Random
 
 import torch
 
-from recipes.smollm2_head.corpus import Text, join_texts, read_corpus
-from recipes.smollm2_head.rounds import HERE, MODEL_NAME, take
+from recipes.smollm2_head.corpus import HERE, MODEL_NAME, Text, join_texts, read_corpus, take
 from treespec.hf.loading import smollm2
 from treespec.training import TrainingConfig, train
 

@@ -1,4 +1,4 @@
-"""The head that ships, and variants of it beside it, trained on a GPU: text, features and training in one process.
+"""The head that ships, and variants of it, trained on a GPU: text, features and training in one process.
 
 The target writes `--texts` tokens, then every batch is read by it once for all variants, which differ in their draft
 vocabulary, their layers, and whether their output rows are trained. Everything follows the clock: `--minutes` of
@@ -25,10 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recipes.smollm2_head.corpus import Text, append, read_corpus
+from recipes.smollm2_head.corpus import MODEL_NAME, Text, append, read_corpus
 from recipes.smollm2_head.messages import FIRST_KINDS, LATER_KINDS, Messages
 from recipes.smollm2_head.slots import Job, Slots
-from recipes.smollm2_head.write import MAX_MESSAGE
 from treespec import shipped_head
 from treespec.heads.eagle3.module import unroll
 from treespec.hf.introspect import pick_layers
@@ -45,7 +44,8 @@ from treespec.training.text.batch import Message
 from treespec.training.train import choose_vocabulary
 
 HIDDEN_LAYERS = (2, 15, 27)
-MODEL_NAME = f"HuggingFaceTB/{smollm2.NAME}"
+MAX_MESSAGE = 160
+"""Tokens of a message that the target finishes."""
 SHARES = {"talk": 0.24, "openings": 0.2, "tasks": 0.2, "languages": 0.08, "own": 0.03, "turns": 0.13, "sources": 0.12}
 """The kinds of messages; "own": the target begins them, too."""
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -165,15 +165,15 @@ class Features:
     def read(self, texts: Sequence[Text]) -> Batch:
         """The features of a batch."""
         lengths = np.array([len(text.tokens) for text in texts])
-        places = np.arange(lengths.max())
+        positions = np.arange(lengths.max())
         tokens = np.zeros((len(texts), lengths.max()), np.int64)
         for row, text in zip(tokens, texts, strict=True):
             row[: len(text.tokens)] = text.tokens
-        is_inside = places < lengths[:, None] - 1  # The last token has no next one.
+        is_inside = positions < lengths[:, None] - 1  # The last token has no next one.
         own, greedy = (np.array([getattr(text, name) for text in texts])[:, None] for name in ("first", "greedy"))
         ids, is_generated, is_greedy = (
             upload(part, self._device)
-            for part in (tokens, is_inside & (places >= own), is_inside & (places >= greedy) & (places >= own))
+            for part in (tokens, is_inside & (positions >= own), is_inside & (positions >= np.maximum(own, greedy)))
         )
         output = self._model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
         states = torch.cat(list(pick_layers(output, HIDDEN_LAYERS).values()), -1)
@@ -189,7 +189,7 @@ class Features:
         return ids, logs.gather(1, ids).exp()
 
 
-def places(texts: Sequence[Text], num_depths: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+def draft_starts(texts: Sequence[Text], num_depths: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """By depth, the rows and starts of drafts whose token the target chose: known here, so that no GPU is waited for."""
     found = []
     for depth in range(num_depths):
@@ -208,23 +208,23 @@ def upload(values: np.ndarray, device: torch.device) -> Tensor:
 
 
 class PlacedLearner(Eagle3Learner):
-    """A head that drafts where it is told, see `places`; where it is told nothing, everywhere.
+    """A head that drafts from given positions, see `draft_starts`; without any, from all.
 
     Attributes:
-        places: by depth, rows int64 [M] and starts int64 [M].
+        starts: by depth, rows int64 [M] and starts int64 [M].
     """
 
-    places: list[tuple[Tensor, Tensor]] | None = None
+    starts: list[tuple[Tensor, Tensor]] | None = None
 
     def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
         """See `Learner`."""
-        if self.places is None:
+        if self.starts is None:
             return super().drafts(batch, generator)
         features = self.head.fuse(batch.states[:, :-1].to(self.head.fc.weight.dtype))
         outputs = unroll(self.head, batch.tokens[:, 1:], features, min(self.num_depths, features.shape[1]))
         return [
             Draft(out[rows, starts], rows, starts + 1)
-            for out, (rows, starts) in zip(outputs, self.places, strict=False)
+            for out, (rows, starts) in zip(outputs, self.starts, strict=False)
         ]
 
 
@@ -246,7 +246,7 @@ class Trainee:
         """One optimiser step; the loss, which is not waited for."""
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        self.learner.places = where
+        self.learner.starts = where
         loss = torch.func.functional_call(self.objective, self._weights.cast(), (batch, tv_weight, None))
         self._optimizer.zero_grad()
         loss.backward()
@@ -256,7 +256,7 @@ class Trainee:
 
     def evaluate(self, batches: Iterable[tuple[Sequence[Text], Batch]]) -> dict[str, Any]:
         """The evaluation's summary, and the acceptance by depth and rank."""
-        self.learner.places = None
+        self.learner.starts = None
         found = list[EvaluatedDrafts]()
         for texts, batch in batches:
             parts = [part.cpu() for part in self.objective.evaluate(batch)]
@@ -316,7 +316,7 @@ def train(model: Any, texts: Sequence[Text], out: Path, args: argparse.Namespace
         if (group := next(order, None)) is None:
             order = features.order()
             group = next(order)
-        batch, where = features.read(group), places(group, config.depths, device)
+        batch, where = features.read(group), draft_starts(group, config.depths, device)
         rate, tv_weight = learning_rate(config, step, share), config.tv_weight * (share >= config.tv_start)
         losses = [trainee.step(batch, where, rate, tv_weight) for trainee in trainees]
         step, tokens = step + 1, tokens + sum(len(text.tokens) for text in group)

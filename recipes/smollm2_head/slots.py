@@ -155,9 +155,9 @@ class Slots:
         is_own = is_free & ~ends_message
         old = tokens.gather(1, after.unsqueeze(1))[:, 0]
         tokens.scatter_(1, after.unsqueeze(1), torch.where(is_own, drawn, old).unsqueeze(1))
-        places = after.unsqueeze(1) + torch.arange(len(self._reply), device=after.device)
-        reply = torch.where(ends_message.unsqueeze(1), self._reply, tokens.gather(1, places))
-        tokens.scatter_(1, places, reply)
+        columns = after.unsqueeze(1) + torch.arange(len(self._reply), device=after.device)
+        reply = torch.where(ends_message.unsqueeze(1), self._reply, tokens.gather(1, columns))
+        tokens.scatter_(1, columns, reply)
         begin = after + len(self._reply)
         self._known.copy_(torch.where(ends_message, begin, self._known))
         self._answer.copy_(torch.where(ends_message, begin, self._answer))
@@ -168,12 +168,12 @@ class Slots:
         self._is_done |= is_end | (after + 1 >= self._length)
 
     def _end_loops(self) -> None:
-        """End rows whose last tokens stood up to `LONGEST_PERIOD` earlier too, as `is_looping` does."""
+        """End rows whose last `REPEATED` tokens stood up to `LONGEST_PERIOD` earlier, too."""
         count = REPEATED + LONGEST_PERIOD
-        places = self._position.unsqueeze(1) + torch.arange(1 - count, 1, device=self._device)
-        windows = self._tokens.gather(1, places.clamp(min=0)).unfold(1, REPEATED, 1)
+        columns = self._position.unsqueeze(1) + torch.arange(1 - count, 1, device=self._device)
+        windows = self._tokens.gather(1, columns.clamp(min=0)).unfold(1, REPEATED, 1)
         periods = torch.arange(LONGEST_PERIOD, 0, -1, device=self._device)
-        is_same = (windows[:, :-1] == windows[:, -1:]).all(2) & (places[:, :1] + LONGEST_PERIOD - periods >= 0)
+        is_same = (windows[:, :-1] == windows[:, -1:]).all(2) & (columns[:, :1] + LONGEST_PERIOD - periods >= 0)
         self._is_done |= is_same.any(1) & (self._position >= self._known)
 
     def _take_ended(self, queue: Iterator[Job]) -> list[Text]:

@@ -1,9 +1,11 @@
 """The comparison with peers at test size: what is counted, the report, the protocol with other environments."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,14 +14,16 @@ from helpers.tiny import prompt, tiny_llama
 from benchmarks.common.prompts import Prompt
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import contestants
-from benchmarks.peers.contestants import AUTO, OPTIMIZED, PLAIN, ROOT, Compiled, Process, title
+from benchmarks.peers.contestants import AUTO, FIRST, OPTIMIZED, PLAIN, RANDOM, ROOT, Compiled, Makers, Process, title
 from benchmarks.peers.report import category, complete, picture, report
+from treespec.drafters import SuffixLookup
 from treespec.hf.loading import smollm2
 from treespec.lab.measure.paired import Bench
+from treespec.speedup import SpedUp
 
 
 def run(seconds: float, num_tokens: int = 5, reading: float = 0.1, agreement: str = "identical") -> dict:
-    return {"seconds": seconds, "tokens": [7] * num_tokens, "reading": reading, "agreement": agreement}
+    return {"seconds": seconds, "tokens": num_tokens, "reading": reading, "agreement": agreement}
 
 
 NAMES = ("HumanEval/1", "gsm8k-1", "Spec-Bench/3 (qa)", "Spec-Bench/4 (writing)")
@@ -29,7 +33,8 @@ PROMPTS = {
         OPTIMIZED: run(0.4 + number),
         "chain-4": run(0.3 + number, agreement="tie"),
         "tree-8": run(0.3 + number),
-        AUTO: run(0.2 + number),
+        AUTO: run(0.2 + number) | {"call": 8 + number},
+        "auto-random": run(0.8 + 2 * number),
     }
     for number, name in enumerate(NAMES)
 }
@@ -65,6 +70,7 @@ def run_peers(tmp_path, monkeypatch):
 
 def test_a_whole_run_is_kept_and_resumed(run_peers, monkeypatch):
     settings = ["--batches", "1", "2", "--contestants", "lookup", "assisted"]
+    settings += ["--temperatures", "0"]
     data, text = run_peers(*settings)
     assert list(data["found"]) == ["T = 0", "batch 2, T = 0"]
     single, batch = data["found"]["T = 0"], data["found"]["batch 2, T = 0"]
@@ -75,7 +81,7 @@ def test_a_whole_run_is_kept_and_resumed(run_peers, monkeypatch):
     assert batch["left_out"].keys() == {"lookup", "assisted"}
     for found, num_rows in ((single, 1), (batch, 2)):
         for runs in found["prompts"].values():
-            assert all(len(run["tokens"]) == 6 * num_rows and run["agreement"] == "identical" for run in runs.values())
+            assert all(run["tokens"] == 6 * num_rows and run["agreement"] == "identical" for run in runs.values())
             assert runs["plain"]["num_read"] == num_rows
             assert runs["plain"]["passes"] == 6 * num_rows
             assert runs["tree-4-suffix"]["num_read"] == 0
@@ -86,9 +92,49 @@ def test_a_whole_run_is_kept_and_resumed(run_peers, monkeypatch):
         run_peers(*settings, "--seed", "1")
 
 
-def test_contexts_are_cells_of_their_own(run_peers):
-    data, _ = run_peers("--contexts", "3", "--temperatures", "1", "--prompts", "1", "--contestants")
-    assert list(data["found"]) == ["context 3, T = 1"]
+def test_contexts_and_a_busy_core_are_cells_of_their_own(run_peers):
+    cores = os.sched_getaffinity(0)
+    data, text = run_peers(
+        "--contexts", "3", "--busy", "0", "1", "--temperatures", "1", "--prompts", "1", "--contestants"
+    )
+    assert list(data["found"]) == ["context 3, T = 1", "context 3, 1 more on the core, T = 1"]
+    assert "| context 3, 1 more on the core, T = 1 | plain" in text
+    assert os.sched_getaffinity(0) == cores
+
+
+def test_a_busy_core_is_shared_while_it_lasts(monkeypatch):
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *given, **options: started.append(popen(*given, **options)) or started[-1]
+    )
+    with peers.busy_core(2):
+        assert len(os.sched_getaffinity(0)) == 1
+        assert [os.sched_getaffinity(other.pid) for other in started] == 2 * [os.sched_getaffinity(0)]
+        assert [other.poll() for other in started] == [None, None]
+    assert all(other.returncode for other in started)
+
+
+def test_first_calls_and_random_drafts_go_by_what_speed_up_returns():
+    """First calls by an object each; texts decoded plainly count the prompt's pass as one that decides a token."""
+    model = tiny_llama()
+    bench = Bench(model, {str(n): encode(None, [Prompt("", str(n))]) for n in range(3)}, 12)
+    makers = object.__new__(Makers)
+    made, head = [], SimpleNamespace(lm_head=torch.nn.Linear(4, 4), parameters=lambda: [torch.zeros(1)])
+    makers._parts, makers.optimized, makers._model = {"head": SimpleNamespace(head=head)}, model, model
+    monkeypatched = makers._drafters
+    makers._drafters = lambda name: monkeypatched(name) if name == RANDOM else [SuffixLookup()]
+    own = makers._auto
+    makers._auto = lambda name: made.append(own(name)) or made[-1]
+    contestants = makers.make([], [FIRST, RANDOM], ["chain-2", AUTO], True).contestants
+    assert [one.name for one in contestants] == [PLAIN, OPTIMIZED, "auto-first", "auto-random"]
+    decoders = [one.start(bench) for one in contestants]
+    for name in bench.inputs:
+        runs = [decode(name) for decode in decoders]
+        assert len({tuple(run.tokens) for run in runs}) == 1
+    assert [type(one) for one in made] == 4 * [SpedUp]
+    made[0]._ways._ways[1, False]._is_slow = True
+    plain = bench.decode("0", {"custom_generate": made[0]})
+    assert (plain.num_read, plain.num_passes) == (1, 12)
 
 
 def test_outputs_are_compared_with_plain_ones():
@@ -119,10 +165,16 @@ def test_report_and_picture(tmp_path):
     assert "4 tie" in text
     assert "Left out: vLLM, plain: no environment." in text
     assert "| Spec-Bench, talk | 1 |" in text
+    assert "| T = 0 | plain, optimized | 450.0 | chain of 4: 1.06" in text
+    auto = '| `tree="auto"`'
+    assert f"{auto} | 4 | 1.14 (1.06 to 3.00) | 1.07" in text
+    assert f"{auto}, random drafts, whole calls | 4 |" in text
+    assert f"{auto}, from call 10 on | 2 |" in text
 
 
 def test_categories_and_prompts_that_end_at_once():
     assert [category(name) for name in NAMES] == ["HumanEval", "GSM8K", "Spec-Bench, qa", "Spec-Bench, talk"]
+    assert category("SPEED-Bench/0a1b (low_entropy)") == "SPEED-Bench, low_entropy"
     short = {"gsm8k-2": {PLAIN: run(0.5), AUTO: run(0.1, num_tokens=1)}}
     assert [*complete(PROMPTS | short)] == [*NAMES]
 
@@ -130,11 +182,11 @@ def test_categories_and_prompts_that_end_at_once():
 def test_another_environment_is_left_out_with_its_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(smollm2, "converted_folder", lambda: tmp_path)
     with pytest.raises(RuntimeError, match="make bench-peers"):
-        Process(tmp_path / "absent", "vllm", {}, 1)
+        Process.of_library(tmp_path / "absent", "vllm", {}, 1)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
     with pytest.raises(RuntimeError, match="unknown"):
-        Process(tmp_path, "unknown", {}, 1)
+        Process.of_library(tmp_path, "unknown", {}, 1)
 
 
 def test_requests_and_answers_are_lines(tmp_path):

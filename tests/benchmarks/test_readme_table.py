@@ -4,12 +4,11 @@ import json
 
 import pytest
 
-from benchmarks.common.estimates import ratio
 from benchmarks.common.settings import RESULTS
-from benchmarks.peers.report import complete
+from benchmarks.peers.contestants import BLOCK, PLAIN
+from benchmarks.peers.report import complete, speed
 from benchmarks.readme_table import PEERS, README, peers_part, written
-from benchmarks.speed_up import SPED_UP, TREE
-from treespec.lab.measure.paired import PLAIN as PLAIN_CALLS
+from benchmarks.speed_up import TREE
 
 
 def test_readme_has_the_numbers_of_the_results():
@@ -24,19 +23,18 @@ def test_readme_has_the_numbers_of_the_results():
 def test_readme_begins_with_what_its_first_block_gives():
     """Times plain of the block itself, measured on prompts that nothing was tuned on."""
     text = README.read_text()
-    found = json.loads((RESULTS / "speed_up.json").read_text())["found"]
+    data = json.loads((RESULTS / "speed_up.json").read_text())
     begin = " ".join(text.split("## Try it")[0].split())
     for name, words in (("T = 0", "as fast as plain `generate`"), ("T = 1", "when sampling at temperature 1")):
-        ms = {who: [row["ms"] for row in found[name][who].values()] for who in (PLAIN_CALLS, SPED_UP, TREE)}
-        times = {who: f"{ratio(ms[PLAIN_CALLS], ms[who]).value:.2f} times" for who in (SPED_UP, TREE)}
-        assert f"{times[SPED_UP]} {words}" in begin
-        assert times[TREE].split()[0] in text.split("## Measured")[1]
-    assert found["differing"] == []
+        block, tree = (speed(data["found"][name], who, PLAIN, is_whole=True).split()[0] for who in (BLOCK, TREE))
+        assert f"{block} times {words}" in begin
+        assert tree in text.split("## Measured")[1]
+    assert data["differing"] == []
 
 
 def test_peers_are_sorted_by_time():
     runs = {
-        name: {"seconds": seconds, "tokens": [1, 2, 3], "reading": 0.0, "agreement": "identical"}
+        name: {"seconds": seconds, "tokens": 3, "reading": 0.0, "agreement": "identical"}
         for name, seconds in (("plain", 0.4), ("optimized", 0.3), ("vllm", 0.8), ("auto", 0.1))
     }
     found = {

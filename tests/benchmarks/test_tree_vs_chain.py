@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +15,14 @@ from helpers.tiny import noisy_copy, prompt, tiny_llama
 
 from benchmarks.common import drafters, recorded
 from benchmarks.common.estimates import ratio
-from benchmarks.common.prompts import Prompt, PromptSets, disjoint_sets
+from benchmarks.common.prompts import Prompt
 from benchmarks.common.recorded import Text
 from benchmarks.tree_vs_chain import acceptance as tree_acceptance
 from benchmarks.tree_vs_chain import cells as tree_cells
 from benchmarks.tree_vs_chain import claims as tree_claims
 from benchmarks.tree_vs_chain import replay as replay_module
 from benchmarks.tree_vs_chain import report as tree_report
-from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES, SAMPLED, measuring_policy
+from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES, measuring_policy
 from benchmarks.tree_vs_chain.replay import RecordedScorer, TextWalk, replay
 from treespec import DraftModel, Merge, SuffixLookup, TokenRecycling, TokenTree, TreeSpeculation
 from treespec.hf import TreeScorer
@@ -100,14 +101,17 @@ def test_other_prompts_are_other_texts(tmp_path, monkeypatch):
         calls.append(max_new_tokens)
         return torch.cat([input_ids, input_ids[:, :1]], 1)
 
-    def texts(*names):
-        monkeypatch.setattr(recorded, "prompts", lambda: [Prompt("p", name) for name in names])
-        ids = torch.tensor([[len(name), 7] for name in names])
-        monkeypatch.setattr(recorded, "encode", lambda *_: {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-        model, tokenizer = SimpleNamespace(generate=generate), SimpleNamespace(eos_token_id=99)
-        found = recorded.sample_texts(model, tokenizer, 1.0, 1, 0, tmp_path / "texts.pt")  # pyright: ignore[reportArgumentType]
-        return [text.ids.tolist() for text in found]
+    def encode(_, given):
+        ids = torch.tensor([[len(prompt.text), 7] for prompt in given])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
+    def texts(*names):
+        model: Any = SimpleNamespace(generate=generate)
+        tokenizer: Any = SimpleNamespace(eos_token_id=99)
+        given = [Prompt("p", name) for name in names]
+        return [text.ids.tolist() for text in recorded.write_texts(model, tokenizer, given, 1.0, 1, 0, tmp_path)]
+
+    monkeypatch.setattr(recorded, "encode", encode)
     first = texts("one", "three")
     assert first == texts("one", "three") == [[3, 7, 3], [5, 7, 5]]
     assert len(calls) == 1
@@ -175,9 +179,9 @@ def test_text_walk_follows_the_text():
     assert walk.position == 4
 
 
-@pytest.mark.parametrize("name", [*POLICIES, *SAMPLED])
+@pytest.mark.parametrize("name", POLICIES)
 def test_no_policy_drafts_more_than_its_budget(name):
-    shape = (POLICIES | SAMPLED)[name]
+    shape = POLICIES[name]
     for n in BUDGETS:
         assert shape.policy(n, TABLE).max_nodes <= n + 1
     assert measuring_policy().max_nodes == 65
@@ -194,15 +198,6 @@ def test_intervals():
     assert difference([1.5], [1.0]).text(sign="+") == "+0.50 (+0.50 to +0.50)"
 
 
-def test_prompt_sets_are_disjoint_and_of_all_sources():
-    sources = [[Prompt(f"{letter}{i}", "") for i in range(20)] for letter in "ab"]
-    sets = disjoint_sets(sources, (9, 4, 3))
-    assert [len(chosen) for chosen in sets] == [9, 4, 3]
-    names = [p.name for chosen in sets for p in chosen]
-    assert len(set(names)) == len(names)
-    assert [name[0] for name in names[:9]] == list("ababababa")
-
-
 @pytest.fixture
 def tiny_models(pair, monkeypatch):
     """`Models` on tiny ones, a stand-in for the tokenizer, prompts that are numbers."""
@@ -212,30 +207,27 @@ def tiny_models(pair, monkeypatch):
         ids = torch.cat([prompt(seed=int(p.text)) for p in prompts])
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
-    monkeypatch.setattr(tree_cells, "encode", encode)
+    monkeypatch.setattr(recorded, "encode", encode)
     monkeypatch.setattr(tree_cells, "BUDGETS", BUDGETS[:4])
     few = {name: POLICIES[name] for name in (CHAIN, "k-ary", "sequoia", "best first")}
     monkeypatch.setattr(tree_cells, "POLICIES", few)
     for module in (tree_report, tree_claims):
         monkeypatch.setattr(module, "BUDGETS", BUDGETS[:4])
     monkeypatch.setattr(tree_claims, "SEQUOIA_BUDGETS", (4, 8))
-    monkeypatch.setattr(tree_acceptance, "WARM_CLAIM", ("recycling + suffix, cold",))
     models = object.__new__(tree_cells.Models)
     models.target, models.drafts = model, {drafters.DRAFT: draft}
-    models.tokenizer, models.end = SimpleNamespace(), -1  # pyright: ignore[reportAttributeAccessIssue]
+    models.tokenizer = SimpleNamespace(eos_token_id=-1)  # pyright: ignore[reportAttributeAccessIssue]
     return models
 
 
 @pytest.mark.slow
 def test_whole_run_on_tiny_models(tiny_models, tmp_path):
-    sets = PromptSets(*([Prompt(f"p{i}", str(i)) for i in group] for group in ((0, 1, 2, 3), (4, 5), (6,))))
+    sets = tree_acceptance.PromptSets(*([Prompt(f"p{i}", str(i)) for i in group] for group in ((4, 5), (6,))))
     names = ["suffix, request only", "recycling, cold", "recycling + suffix, cold", "draft model"]
-    args = argparse.Namespace(drafters=names, new_tokens=8, seed=0, positions=2, minutes=5.0, threads=1)
-    args.measurements = tree_acceptance.MEASUREMENTS
+    args = argparse.Namespace(drafters=names, new_tokens=8, seed=0, minutes=5.0, threads=1)
     progress = SimpleNamespace(add_task=lambda *_, **__: 0, update=lambda *_, **__: None, advance=lambda *_: None)
     found = tree_acceptance.measure(args, tiny_models, sets, tmp_path, progress)  # pyright: ignore
     assert set(found["selected"]["T=0"]) == set(names)
-    assert len(found["warm"]["recycling + suffix, cold"]) == 4
     lengths = tree_claims.lengths_of(found["selected"]["T=0"]["draft model"])
     assert all(value >= 1 for cells in lengths.values() for values in cells.values() for value in values)
     assert lengths["best first"][1] == lengths[CHAIN][1]

@@ -25,9 +25,12 @@ from benchmarks.common.acceptance import (
     sibling_probs,
     target_paths,
 )
-from benchmarks.common.recorded import RecordedDistributions, Text, scorers, without_layers
+from benchmarks.common.estimates import quotient
+from benchmarks.common.prompts import Prompt
+from benchmarks.common.recorded import RecordedDistributions, Text, without_layers
 from benchmarks.verification import run as verification
-from benchmarks.verification.report import DEFAULT, DETERMINISTIC, draw, factors, paired_ratio, report
+from benchmarks.verification.report import DEFAULT, DETERMINISTIC, draw, factors, report
+from treespec.hf import TreeScorer
 from treespec.lab.store import Store
 from treespec.literature.optimum import shape_inclusion, tree_bound
 from treespec.sampling import race
@@ -105,7 +108,7 @@ def test_recorded_distributions_are_those_of_plain_passes(monkeypatch):
     monkeypatch.setattr(recorded, "MANY_PENDING", 3)
     model, ids = tiny_llama(), prompt()[0]
     texts = [ids, ids[:-4]]
-    distributions = RecordedDistributions(*scorers(model, noisy_copy(model)), texts, temperature=0.6)
+    distributions = RecordedDistributions(TreeScorer(model), TreeScorer(noisy_copy(model)), texts, 0.6)
     for contexts in ([(0, 5, 6, 7), (0,), (1, 5), (0, 5, 8)], [(1,), (1, 5, 9), (0, 5, 6, 7)], [(1, 5, 9, 2)]):
         for context, distribution in zip(contexts, distributions.target(contexts), strict=True):
             path = torch.tensor(context[1:], dtype=torch.int64)
@@ -133,10 +136,10 @@ def test_finished_contexts_are_not_measured_again(tmp_path):
 
 def test_ratios_are_paired_and_whole_texts_are_drawn():
     above, below = np.array([2.0, 4.0, 6.0]), np.array([1.0, 2.0, 3.0])
-    assert paired_ratio(above, below, [0, 1, 2]) == (2.0, 2.0, 2.0)
-    ratio, low, high = paired_ratio(above, below[::-1], [0, 1, 2])
+    assert quotient(above, below, [0, 1, 2]) == (2.0, 2.0, 2.0)
+    ratio, low, high = quotient(above, below[::-1], [0, 1, 2])
     assert low < ratio < high
-    assert paired_ratio(above, below[::-1], [5, 5, 5]) == (2.0, 2.0, 2.0), "one text alone says nothing of the spread"
+    assert quotient(above, below[::-1], [5, 5, 5]) == (2.0, 2.0, 2.0), "one text alone says nothing of the spread"
 
 
 def test_halves_choose_for_each_other():
@@ -159,7 +162,7 @@ def test_whole_run_on_a_tiny_model(monkeypatch, tmp_path):
     encoded = {"input_ids": prompt(2, vocab_size=97), "attention_mask": torch.ones(2, 12, dtype=torch.int64)}
     monkeypatch.setattr(verification, "without_layers", lambda model: without_layers(model, (1,)))
     monkeypatch.setattr(recorded, "encode", lambda *_: encoded)
-    monkeypatch.setattr(recorded, "prompts", list)
+    monkeypatch.setattr(verification, "prompts", lambda: [Prompt("one", ""), Prompt("two", "")])
     monkeypatch.setattr(
         verification, "SyntheticDistributions", lambda seed, t: SyntheticDistributions(seed, t, vocab_size=30)
     )
@@ -172,7 +175,7 @@ def test_whole_run_on_a_tiny_model(monkeypatch, tmp_path):
     store = Store(None)
     results = verification.measure_synthetic(args, store)
     results |= verification.measure_real(args, store, model, tokenizer, tmp_path)  # pyright: ignore[reportArgumentType]
-    assert results["distributions, T=1.0"]["positions"] == 2
+    assert len(results[f"contexts, node, {verification.REAL}, T=1.0"]["same_top"]) == 2
     for part in (part for case, part in results.items() if case.startswith("node, ")):
         for cell, rules in part.items():
             for name in (name for name in rules if name in RULES and RULES[name].is_lossless):

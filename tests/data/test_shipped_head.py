@@ -13,9 +13,9 @@ from treespec.errors import CheckpointError
 from treespec.heads.files.checkpoint import read_checkpoint
 
 NAME = "SmolLM2-135M-Instruct"
-MEASURED = "e071998cc5c11e362b4906b3fe225d62bd977eb87a2ae9d6d79cd6673996b49b"
+MEASURED = "d80360c3dcb4497e5770f2efb74dedd82097f8ba86fac3aa62739869c50dade0"
 """SHA-256 of the weights that benchmarks/results has numbers of."""
-TRAINING = Path(__file__).parents[2] / "benchmarks" / "results" / "training" / "head.json"
+TRAINING = Path(__file__).parents[2] / "benchmarks" / "results" / "training" / "curve.json"
 
 
 def test_it_is_small_and_says_how_it_was_made():
@@ -23,20 +23,20 @@ def test_it_is_small_and_says_how_it_was_made():
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 24e6
     assert {file.name for file in folder.iterdir()} == {"README.md", "config.json", "model.safetensors"}
     card = (folder / "README.md").read_text()
-    assert "treespec train" in card
+    assert "recipes.smollm2_head.on_gpu" in card
     assert "held-out" in card
-    assert "lm_head.weight" not in read_checkpoint(folder).tensors, "its rows are the target's"
+    assert "lm_head.weight" in read_checkpoint(folder).tensors, "its rows are its own"
 
 
 def test_it_is_the_one_that_was_measured():
     folder = treespec.shipped_head(NAME)
     assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == MEASURED
-    config, run = json.loads((folder / "config.json").read_text()), json.loads(TRAINING.read_text())
-    assert config["draft_vocab_size"] == run["config"]["draft_vocab_size"]
+    config, run = json.loads((folder / "config.json").read_text()), json.loads(TRAINING.read_text())["last"]
+    assert config["draft_vocab_size"] == 8192
     card = (folder / "README.md").read_text()
-    assert f"{run['num_trained_tokens']:,} tokens were read in training" in card
-    for depth, shares in enumerate(run["evaluation"]["acceptance"], start=1):
-        assert f"| {depth} | {' | '.join(f'{share:.3f}' for share in shares)} |" in card
+    assert f"{run['tokens']:,} tokens were read in training" in card
+    for depth, (shares, overlap) in enumerate(zip(run["greedy_acceptance"], run["overlaps"], strict=True), start=1):
+        assert f"| {depth} | {' | '.join(f'{share:.3f}' for share in [*shares[:4], overlap])} |" in card
 
 
 def test_it_drafts_for_a_model_of_its_targets_shapes():

@@ -11,9 +11,9 @@ import torch
 
 from treespec import BestFirst, Merge, SuffixLookup, SuffixStore, TokenRecycling, TreeBatch, Verdict
 from treespec.errors import ConfigError
-from treespec.protocols import Session
+from treespec.protocols import Scores, Session, VerifiedStep
 from treespec.tree.history import History
-from treespec.vllm.drafting import _NO_PROCESSORS, EAGER_STEPS, Drafting, ServedRow, make_drafter
+from treespec.vllm.drafting import _NO_PROCESSORS, COLD_DRAFTS, EAGER_STEPS, Drafting, ServedRow, make_drafter
 from treespec.vllm.drafts import depth_first
 from treespec.vllm.options import Options
 
@@ -171,6 +171,16 @@ def test_drafters_of_the_users_own_see_every_step() -> None:
         rows = plain_step(drafting, {"a": [1, 2]}, rng)
         assert not drafting.skip(rows)
         drafting._num_plain += 1
+
+
+def test_the_control_learns_nothing_from_the_first_drafts_which_load_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafting, found = Drafting(Options(), VOCAB), []
+    monkeypatch.setattr(drafting.control, "learn", lambda _, *times: found.append(times))
+    step = VerifiedStep(TreeBatch(torch.tensor([[0]]), torch.tensor([[-1]])), [], Scores(torch.zeros(0)), [])
+    for number in range(COLD_DRAFTS + 1):
+        drafting.report(step, 0.0, 10.0 + number)
+        drafting.report(step, 1.0 + number, 20.0)
+    assert found == [*((0.0, 10.0 + number) for number in range(COLD_DRAFTS + 1)), (1.0 + COLD_DRAFTS, 20.0)]
 
 
 @pytest.mark.parametrize(("name", "kind"), [("recycling", TokenRecycling), ("suffix", SuffixLookup), ("merge", Merge)])

@@ -57,6 +57,11 @@ JOBS: dict[str, dict[str, Any]] = {
         "prompts": PROMPTS[:4],
         "params": [GREEDY, {**GREEDY, "regex": r"[A-Z][a-z]+( [a-z]+){3,12}\."}] * 2,
     },
+    "a grammar along branches": {
+        "prompts": PROMPTS[:4],
+        "params": [{**GREEDY, "max_tokens": 24, "regex": r"(the |tree |river |and ){2,30}"}] * 2
+        + [{"temperature": 1.0, "top_k": 1, "max_tokens": 24, "regex": r"(the |tree |river |and ){2,30}"}] * 2,
+    },
     "ragged lengths": {"prompts": PROMPTS[:4], "params": [{**GREEDY, "max_tokens": 1 + 3 * k} for k in range(4)]},
     "two answers each": {"prompts": PROMPTS[:2], "params": {**GREEDY, "n": 2, "temperature": 1.0, "top_k": 1}},
 }
@@ -124,6 +129,8 @@ def test_trees_were_verified(trees: dict) -> None:
     assert stats["num_trees"] > 30
     assert stats["num_accepted_tokens"] > 30
     assert metrics["vllm:num_preemptions"] > 0
+    assert trees["counts"]["a grammar along branches"]["num_trees"] > 3
+    assert trees["counts"]["a grammar along branches"]["num_accepted_tokens"] > 3
     assert metrics["vllm:spec_decode_num_accepted_tokens"] <= stats["num_accepted_tokens"]
 
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -41,6 +42,8 @@ def server() -> Iterator[tuple[Any, subprocess.Popen]]:
         "--kv-cache-memory-bytes", str(1 << 28), "--port", str(port), "--speculative-config", json.dumps(SPECULATION),
     ]  # fmt: skip
     environment = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    shared = tempfile.TemporaryDirectory()  # Processes share their metrics.
+    environment |= {"PROMETHEUS_MULTIPROC_DIR": shared.name, "VLLM_LOG_STATS_INTERVAL": "1"}
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         wait_until_healthy(port, process)
@@ -52,6 +55,7 @@ def server() -> Iterator[tuple[Any, subprocess.Popen]]:
             process.wait(20)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
+        shared.cleanup()
 
 
 def wait_until_healthy(port: int, process: subprocess.Popen) -> None:
@@ -103,6 +107,7 @@ def test_a_server_serves_streams_and_crowds_and_survives_cancelled_requests() ->
         with pytest.raises(openai.BadRequestError, match="thinking_token_budget"):
             complete(client, PROMPTS[0], extra_body={"thinking_token_budget": 3})
         assert metric(client, "vllm:spec_decode_num_accepted_tokens") > 0
+        assert metric(client, "treespec:num_trees_total") > 0
 
 
 def test_a_killed_server_starts_again_and_answers_the_same() -> None:

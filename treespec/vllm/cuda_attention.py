@@ -1,4 +1,7 @@
-"""vLLM's CUDA attention with segments, under the names that vLLM imports. Never run: no test has had a GPU."""
+"""vLLM's CUDA attention with segments, under the names that vLLM imports.
+
+Tests have no GPU: `benchmarks/vllm/cuda.py` compares outputs on one.
+"""
 
 from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend

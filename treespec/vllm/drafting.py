@@ -26,6 +26,8 @@ from treespec.vllm.options import Options
 
 EAGER_STEPS = 8
 """Steps without a draft from which drafters learn all the same, before they rest until the next draft."""
+COLD_DRAFTS = 3
+"""The first drafts of an engine load a device's kernels, which may take a hundred times as long as a draft."""
 HEAD_SHARE = 0.05
 """A head's pass is at first expected to take this share of the target's."""
 
@@ -77,7 +79,7 @@ class Drafting:
         self.requests: list[str] = []
         self._missed: dict[str, list[int]] = {}
         """By request what it has emitted since the drafter's last update."""
-        self._num_plain, self._is_own = 0, is_own
+        self._num_plain, self._num_cold, self._is_own = 0, COLD_DRAFTS, is_own
         nobody = torch.zeros(0, 1, dtype=torch.int64, device="cpu")
         self._history = History(nobody, nobody.bool())
         session = Session(
@@ -125,6 +127,16 @@ class Drafting:
         for row in rows:
             self._missed.setdefault(row.request, []).extend(row.emitted)
         return True
+
+    def report(self, step: VerifiedStep, draft_ms: float, other_ms: float | None) -> None:
+        """Let the control learn a step and its times, as `StepControl.learn`; `draft_ms` is 0 where none was made.
+
+        Steps of the first drafts are left out: by their times drafts would seem not to pay, and rest for long.
+        """
+        if draft_ms > 0 and self._num_cold > 0:
+            self._num_cold -= 1
+        elif self.control is not None:
+            self.control.learn(step, draft_ms, other_ms)
 
     def num_unread(self, rows: Sequence[ServedRow]) -> int:
         """Tokens of these requests that have to be read before a draft, after a step that was not learned yet."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -180,8 +180,12 @@ class ServedHead(Eagle3):
         return states
 
 
-def load_served_head(name: str, model: Any, target: str) -> ServedHead:
+def load_served_head(
+    name: str, model: Any, target: str, gather: Callable[[Tensor, int], Tensor] = lambda part, dim: part
+) -> ServedHead:
     """The head of a folder, or one that ships with treespec, for vLLM's model `target`; without its pages.
+
+    `gather` joins the parts that the ranks have of a weight along a dimension; all ranks call this.
 
     Raises:
         CheckpointError: nothing there, it cannot be read, or it is the head of another model.
@@ -192,8 +196,8 @@ def load_served_head(name: str, model: Any, target: str) -> ServedHead:
     folder = Path(name) if Path(name).is_dir() else shipped_head(name)
     language = model.get_language_model() if hasattr(model, "get_language_model") else model
     layers = language.model
-    embedding = _weight(layers.embed_tokens)
-    lm_head = _weight(getattr(language, "lm_head", layers.embed_tokens))
+    modules = layers.embed_tokens, getattr(language, "lm_head", layers.embed_tokens)
+    embedding, lm_head = (_weight(module, gather) for module in modules)
     head = build_head(read_checkpoint(folder), embedding, lm_head, embedding.dtype, embedding.device)
     check_target(head.config, name, target, embedding.shape[1], [len(embedding)])
     if type(head) is not Eagle3Head:
@@ -202,7 +206,7 @@ def load_served_head(name: str, model: Any, target: str) -> ServedHead:
     return ServedHead(head, fused_layers(head.config, name, len(layers.layers)))
 
 
-def _weight(module: Any) -> Float[Tensor, "V H"]:
+def _weight(module: Any, gather: Callable[[Tensor, int], Tensor]) -> Float[Tensor, "V H"]:
     """Without the rows that vLLM pads the vocabulary with; of a LoRA layer the layer below it."""
     module = getattr(module, "base_layer", module)
-    return module.weight[: module.org_vocab_size].detach()
+    return gather(module.weight.detach(), 0)[: module.org_vocab_size]

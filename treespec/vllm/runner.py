@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.envs import VLLM_LOG_STATS_INTERVAL
 from vllm.v1.outputs import SamplerOutput
 
 from treespec.protocols import Scores, VerifiedStep
@@ -29,7 +31,11 @@ from treespec.vllm.supported import check_backends, check_cache
 
 
 class TreeRunner:
-    """Mixin placed before vLLM's runner in the MRO. Everything read from `self` but not set in `__init__` is vLLM's."""
+    """Mixin placed before vLLM's runner in the MRO. Everything read from `self` but not set in `__init__` is vLLM's.
+
+    Under tensor parallelism the first rank drafts, as measured times decide what is drafted, and every rank verifies:
+    all of them have the same logits, drafts and random numbers.
+    """
 
     def __init__(self: Any, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)  # pyright: ignore[reportCallIssue]
@@ -48,9 +54,10 @@ class TreeRunner:
         super().load_model(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         name = self._tree_options.head
         if name is not None:
-            self._head = load_served_head(name, self.get_model(), self.model_config.model)
+            head = load_served_head(name, self.get_model(), self.model_config.model, get_tp_group().all_gather)
             self.use_aux_hidden_state_outputs = True
-            self.get_model().set_aux_hidden_state_layers(self._head.hidden_layers)
+            self.get_model().set_aux_hidden_state_layers(head.hidden_layers)
+            self._head = head if get_tp_group().is_first_rank else None
 
     def initialize_kv_cache(self: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """vLLM's; then the last blocks are the scratch blocks."""
@@ -62,8 +69,9 @@ class TreeRunner:
         self._scratch = np.arange(num_blocks - num_scratch, num_blocks)
         if self._head is not None:
             self._head.pages = FeaturePages(num_blocks, self._kernel_block_sizes[0], self._head.head)
-        sizes = self.model_config.get_vocab_size(), self.model_config.seed or 0
-        self._drafting = Drafting(self._tree_options, *sizes, self._head)
+        if get_tp_group().is_first_rank:
+            sizes = self.model_config.get_vocab_size(), self.model_config.seed or 0
+            self._drafting = Drafting(self._tree_options, *sizes, self._head)
 
     def _prepare_inputs(self: Any, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         """vLLM's; then positions and slots of nodes in scratch segments are replaced."""
@@ -111,6 +119,26 @@ class TreeRunner:
             for cache in self.kv_caches:
                 cache[target] = cache[source]
 
+    def take_draft_token_ids(self: Any) -> Any:
+        """vLLM's, with the parents of trees whose masks of a grammar the scheduler makes."""
+        drafts = super().take_draft_token_ids()  # pyright: ignore[reportAttributeAccessIssue]
+        if drafts is not None:
+            drafts.parents = {
+                name: draft.trees.parents[draft.row, : len(draft.tokens)].tolist()
+                for name, draft in self._drafts.items()
+                if self._has_grammar(name) and not self._masks_chains
+            }
+        return drafts
+
+    def _has_grammar(self: Any, name: str) -> bool:
+        request = self.requests.get(name)  # It may have left since it was drafted for.
+        return request is not None and request.sampling_params.structured_outputs is not None
+
+    @property
+    def _masks_chains(self: Any) -> bool:
+        """Where a reasoning parser decides at which token a grammar begins, masks are vLLM's, of chains."""
+        return bool(self.vllm_config.structured_outputs_config.reasoning_parser)
+
     def _input_fits_in_drafter(self: Any, common_attn_metadata: Any) -> bool:
         """Always: every tree ends where its request must."""
         return common_attn_metadata is not None
@@ -121,21 +149,23 @@ class TreeRunner:
         """Learn what became of the step's trees, and draft for the next one."""
         step, began = self._step, time.perf_counter()
         rows = self._served_rows(step, emitted)
-        drafts: list[list[int]] = [[] for _ in emitted]
         self._forget(rows)
         if self._head is not None:
             self._keep_features(step, states)
         if not rows:
-            return drafts
-        self._learn(step, rows)
-        self._draft(step, rows, drafts)
+            return [[] for _ in emitted]
+        ranks = get_tp_group()
+        drafts = ranks.broadcast_object(self._draft(step, rows) if ranks.is_first_rank else None)
+        self._drafts |= drafts
         end = time.perf_counter()
         numbers = [row.tree_row for row in rows]
         self.stats.record(step.trees, step.verdicts, numbers)
         self.stats.pass_ms += 1e3 * (began - step.began)
         self.stats.draft_ms += 1e3 * (end - began)
+        if ranks.is_first_rank:
+            self.stats.report(end, VLLM_LOG_STATS_INTERVAL)
         step.logits = None
-        return drafts
+        return [drafts[request].tokens[1:] if request in drafts else [] for request in self.input_batch.req_ids]
 
     def _learn(self: Any, step: Step, rows: Sequence[ServedRow]) -> None:
         """Report to the control what became of the step's trees, and the time since the last report but its draft's.
@@ -143,8 +173,8 @@ class TreeRunner:
         That is everything that a step takes, vLLM's scheduler included. It is left out where a prompt was read, and
         where no request was in both steps, as the engine may have been idle.
         """
-        control, before = self._drafting.control, self._reported
-        if control is None:
+        before = self._reported
+        if self._drafting.control is None:
             return
         now, requests = time.perf_counter(), {row.request for row in rows}
         self._reported = now, requests, step.num_prompt
@@ -154,10 +184,11 @@ class TreeRunner:
         assert step.logits is not None, "until the step's drafts are made"
         verified = VerifiedStep(trees, verdicts, Scores(step.logits), emitted)
         ms = 1e3 * (now - before[0]) - self._draft_ms if before and is_timed else None
-        control.learn(verified, self._draft_ms, ms)
+        self._drafting.report(verified, self._draft_ms, ms)
 
-    def _draft(self: Any, step: Step, rows: Sequence[ServedRow], drafts: list[list[int]]) -> None:
-        """Fill in the drafts that are predicted to pay."""
+    def _draft(self: Any, step: Step, rows: Sequence[ServedRow]) -> dict[str, Draft]:
+        """The requests' drafts; none where plain decoding is predicted to be faster."""
+        self._learn(step, rows)
         drafting, self._draft_ms = self._drafting, 0.0
         if drafting.control is not None:
             room = max(row.room for row in rows)
@@ -166,13 +197,12 @@ class TreeRunner:
             if not drafting.control.choose(len(rows), context, room if room > 1 else 0, unread):
                 if step.plan is not None or not drafting.skip(rows):
                     drafting.update(rows, step.trees, step.logits, step.starts)
-                return
+                return {}
         began = time.perf_counter()
         drafting.update(rows, step.trees, step.logits, step.starts)
-        for row, draft in zip(rows, as_drafts(*self._trees_for(rows)), strict=True):
-            self._drafts[row.request] = draft
-            drafts[row.tree_row] = draft.tokens[1:]
+        drafts = as_drafts(*self._trees_for(rows))
         self._draft_ms = 1e3 * (time.perf_counter() - began)
+        return {row.request: draft for row, draft in zip(rows, drafts, strict=True)}
 
     def _served_rows(self: Any, step: Step, emitted: Sequence[Sequence[int]]) -> list[ServedRow]:
         """The requests that emitted tokens; a chunk of a prompt emits none."""
@@ -199,10 +229,8 @@ class TreeRunner:
         """Trees that find their scratch blocks, and how many each of them takes."""
         tables = self.input_batch.block_table[0].get_numpy_array()
         trees = self._drafting.propose(rows, tables)
-        params = [self.requests[row.request].sampling_params for row in rows]
-        has_grammar = [param.structured_outputs is not None for param in params]
-        if any(has_grammar):  # vLLM's masks are those of chains.
-            trees = first_chains(trees, has_grammar)
+        if self._masks_chains:
+            trees = first_chains(trees, [self._has_grammar(row.request) for row in rows])
         if self._drafting.control is not None:
             trees = self._drafting.control.trim(trees)
         trees = first_nodes(trees, self._tree_options.num_speculative_tokens + 1)

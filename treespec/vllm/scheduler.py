@@ -1,10 +1,14 @@
-"""vLLM's scheduler without the scratch blocks."""
+"""vLLM's scheduler without the scratch blocks, and with grammars along the branches of trees."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.scheduler import Scheduler
+
+from treespec.vllm.drafts import NO_TOKEN
+from treespec.vllm.grammars import allowed_nodes
 
 MOST_TREES = 16
 """Full trees for which there are scratch blocks; when they are used up, trees become chains."""
@@ -24,6 +28,41 @@ class TreeScheduler(Scheduler):
         if self.dynamic_sd_lookup is None:
             # Otherwise requests that join with one token are padded to full drafts, for the sake of full CUDA graphs.
             self.dynamic_sd_lookup = [self.num_spec_tokens] * (vllm_config.scheduler_config.max_num_seqs + 1)
+        self._parents: dict[str, list[int]] = {}
+        """By request under a grammar its tree's parents; see `TreeRunner.take_draft_token_ids`."""
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """vLLM's; trees under a grammar stay whole, where vLLM cuts a chain at the first token that is forbidden."""
+        super().update_draft_token_ids(draft_token_ids)
+        self._parents = {name: parents for name, parents in self._parents.items() if name in self.requests}
+        for name, tokens in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
+            self._parents.pop(name, None)
+            request = self.requests.get(name)
+            if name in draft_token_ids.parents and request and not (request.is_finished() or request.is_prefill_chunk):
+                self._parents[name], request.spec_token_ids = draft_token_ids.parents[name], tokens
+
+    def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
+        """vLLM's, with a mask per node of a tree in place of one per token of a chain."""
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        trees = {name: [NO_TOKEN] * len(tokens) for name, tokens in drafts.items() if name in self._parents}
+        # vLLM leaves masks of padding open.
+        output = super().get_grammar_bitmask(
+            replace(scheduler_output, scheduled_spec_decode_tokens={**drafts, **trees})
+        )
+        if output is not None and trees:
+            self._fill(output.structured_output_request_ids, drafts)
+        return output
+
+    def _fill(self, requests: Sequence[str], drafts: Mapping[str, list[int]]) -> None:
+        """Masks of trees, in the rows of vLLM's table that follow each of these requests' first one."""
+        manager, first = self.structured_output_manager, 0
+        for name in requests:
+            tokens = drafts.get(name, [])
+            if name in self._parents and tokens:
+                grammar = self.requests[name].structured_output_request.grammar
+                for node in allowed_nodes(grammar, name, tokens, self._parents[name]):
+                    manager._fill_bitmasks([(grammar, first + node, True)])
+            first += 1 + len(tokens)
 
 
 def num_scratch_blocks(config: VllmConfig, num_blocks: int) -> int:

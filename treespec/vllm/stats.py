@@ -1,11 +1,16 @@
-"""What a server's trees did: in addition to vLLM's own metrics, for `collective_rpc("tree_stats")`."""
+"""What a server's trees did, besides vLLM's own metrics: in the log, `/metrics` and `collective_rpc("tree_stats")`."""
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from treespec.tree import TreeBatch, Verdict
+
+logger = logging.getLogger("vllm.treespec")
 
 
 @dataclass
@@ -26,6 +31,9 @@ class ServingStats:
     pass_ms: float = 0.0
     draft_ms: float = 0.0
 
+    def __post_init__(self) -> None:
+        self._reported, self._next_report = asdict(self), 0.0
+
     def record(self, trees: TreeBatch, verdicts: Sequence[Verdict], rows: Sequence[int]) -> None:
         """Count one step's rows."""
         self.num_steps += 1
@@ -41,3 +49,30 @@ class ServingStats:
     def as_dict(self) -> dict[str, float]:
         """All counts, and the mean acceptance length: accepted draft tokens plus one, per request and step."""
         return {**asdict(self), "mean_acceptance_length": 1 + self.num_accepted_tokens / max(self.num_verified, 1)}
+
+    def report(self, now: float, interval: float) -> None:
+        """Once per `interval` seconds in which something was drafted: a line in the log, and Prometheus's counters."""
+        if now < self._next_report or self.num_draft_tokens == self._reported["num_draft_tokens"]:
+            return
+        counts = asdict(self)
+        new = {name: count - self._reported[name] for name, count in counts.items()}
+        self._reported, self._next_report = counts, now + interval
+        for name, count in new.items():
+            _counter(name).inc(count)
+        logger.info(
+            "Trees: %d of %d texts got one with branches, %d a chain for lack of scratch blocks; %d nodes drafted, %d "
+            "accepted, %.2f tokens per text and step",
+            *(
+                new[name]
+                for name in ("num_trees", "num_verified", "num_cut", "num_draft_tokens", "num_accepted_tokens")
+            ),
+            1 + new["num_accepted_tokens"] / max(new["num_verified"], 1),
+        )
+
+
+@functools.cache
+def _counter(name: str) -> Any:
+    """In the registry of this process, and in that of the server where `PROMETHEUS_MULTIPROC_DIR` is set."""
+    from prometheus_client import Counter  # vLLM's own dependency.
+
+    return Counter(f"treespec:{name}", "See ServingStats in treespec/vllm/stats.py.")

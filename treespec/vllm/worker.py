@@ -71,7 +71,7 @@ class TreeModelRunner(TreeRunner, GPUModelRunner):
 
 
 class TreeWorker(WithTrees, Worker):
-    """The worker on CUDA. Never run: no test has had a GPU."""
+    """The worker on CUDA, which `benchmarks/vllm/cuda.py` compares with plain vLLM on a GPU."""
 
     backends: ClassVar = {
         "FLASH_ATTN": "treespec.vllm.cuda_attention.SegmentFlashBackend",

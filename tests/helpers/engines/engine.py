@@ -56,6 +56,8 @@ def run_jobs(
 ) -> dict[str, Any]:
     """By job the requests' results; under "stats" and "metrics" treespec's and vLLM's counts, by job in "counts".
 
+    "stats" are those of the first rank, "other ranks" a list of the others'.
+
     A result is a mapping of ids, reason, and, where they were asked for, logprobs and prompt_logprobs.
 
     Args:
@@ -109,7 +111,7 @@ def serve() -> None:
         answers[name] = _run(llm, job)
         answers["metrics"] = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
         if "speculative_config" in asked["engine"]:
-            answers["stats"] = llm.collective_rpc("tree_stats")[0]
+            answers["stats"], *answers["other ranks"] = llm.collective_rpc("tree_stats")
         counts = {**answers["metrics"], **answers.get("stats", {})}
         answers["counts"][name] = {count: value - before.get(count, 0) for count, value in counts.items()}
         before = counts

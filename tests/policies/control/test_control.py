@@ -1,6 +1,7 @@
 """Measured control in a simulated world: given times, given acceptance, no clock and no model."""
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from treespec.errors import ConfigError
 from treespec.policies import as_policy
 from treespec.policies.control.contract import CallFacts
 from treespec.protocols import Proposal, Scores, VerifiedStep
-from treespec.tree import TreeBatch, Verdict
+from treespec.tree import HostTree, TreeBatch, Verdict
 
+ACCELERATOR = {1: 23.2, 2: 26.9, 16: 27.1, 64: 27.9}
+"""An 8B model's (benchmarks/results/accelerator.md): the mask of a tree costs more than its nodes."""
 GOOD, RANDOM = (0.6, 0.2, 0.1), (0.0, 0.0, 0.0)
 FLAT, STEEP = {1: 30.0, 16: 36.0, 64: 60.0}, {1: 30.0, 2: 50.0, 16: 260.0, 64: 900.0}
 
@@ -21,7 +24,17 @@ class World:
     """Runs a control: `right` is the true chance of a child by rank, `claimed` what the drafter says of it."""
 
     def __init__(
-        self, control, right=GOOD, claimed=GOOD, profile=FLAT, level_ms=1.0, rows=1, seed=0, share=0.03, reading=0.0
+        self,
+        control,
+        right=GOOD,
+        claimed=GOOD,
+        profile=FLAT,
+        level_ms=1.0,
+        rows=1,
+        seed=0,
+        share=0.03,
+        reading=0.0,
+        **facts,
     ):
         self.control, self.right, self.claimed, self.level_ms, self.rows = control, right, claimed, level_ms, rows
         self.profile, self.rng = profile, np.random.default_rng(seed)
@@ -30,7 +43,7 @@ class World:
         self.ms = self.tokens = 0.0
         self.is_sampling, self.generator = False, torch.Generator()
         self.names, self.sizes = [], []
-        control.begin(CallFacts(self, draft_share=share))
+        control.begin(CallFacts(self, draft_share=share, **facts))
 
     def step(self, slowdown=1.0):
         draft_ms, control = 0.0, self.control
@@ -79,7 +92,7 @@ class World:
 
 
 def fixed_choice(number, *_):
-    return number, False, "fixed"
+    return number, "fixed"
 
 
 def best_name(world):
@@ -113,7 +126,7 @@ def test_it_is_as_fast_as_the_best_fixed_choice(level_ms):
     rates = []
     for name in ("chain of 1", "chain of 3", "tree of 8", "tree of 12", "tree of 32"):
         fixed = World(Control(), level_ms=level_ms, share=level_ms / 30)
-        number = fixed.control._learned.candidates.names.index(name)
+        number = [c.name for c in fixed.control._learned.candidates].index(name)
         vars(fixed.control)["_decide"] = partial(fixed_choice, number)
         rates.append(fixed.run(80).tokens / fixed.ms)
     assert world.tokens / world.ms > 0.95 * max(rates), (rates, best_name(world))
@@ -128,6 +141,27 @@ def test_random_drafts_cost_little(claimed):
     if claimed == GOOD:
         world.right = GOOD
         assert best_name(world.run(600)).startswith("tree")
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_most_steps_that_do_not_draft_predict_and_learn_nothing(rows):
+    """Three of four repeat the choice until a draft is tried again, or until a row leaves."""
+    world = World(Control(), right=RANDOM, level_ms=4.0, share=0.13, rows=rows).run(60)
+    control, predict, num_predicted = world.control, world.control._predict, [0]
+
+    def counted(ms_per_token):
+        num_predicted[0] += 1
+        return predict(ms_per_token)
+
+    vars(control)["_predict"] = counted
+    world.run(100)
+    assert world.names[-100:].count("plain") > 95
+    assert num_predicted[0] <= 30
+    while not control._num_repeated:
+        world.step()
+    before = num_predicted[0]
+    control.choose(rows + 1, 100)
+    assert num_predicted[0] == before + 1
 
 
 def test_a_new_call_begins_with_a_prediction():
@@ -190,6 +224,42 @@ def test_batches_pay_for_all_rows():
     single = World(Control(), profile=profile).run(60)
     batch = World(Control(), profile=profile, rows=8).run(60)
     assert np.mean(batch.sizes[-30:]) < np.mean(single.sizes[-30:])
+
+
+def test_on_an_accelerator_it_draws_large_trees_or_nothing_from_the_first_step():
+    """Nothing was measured; a tree pays where it brings a sixth of a token more than its draft costs."""
+    good = World(Control(), profile=ACCELERATOR, share=0.05, is_on_host=False).run(12)
+    assert "plain" not in good.names
+    assert min(good.sizes[2:]) > 8
+    assert good.ms / good.tokens < 0.5 * ACCELERATOR[1]
+    poor = (0.1, 0.03, 0.01)
+    weak = World(Control(), poor, poor, ACCELERATOR, share=0.05, is_on_host=False).run(200)
+    assert weak.names[30:].count("plain") > 150
+    assert weak.ms / weak.tokens < 1.03 * ACCELERATOR[1]
+
+
+@pytest.mark.parametrize("is_flat", [False, True], ids=["padded", "flat"])
+def test_the_nodes_of_a_pass_are_shared_by_what_they_gain_over_all_rows(is_flat):
+    """No other numbers of nodes are worth more; in a pass without padding rows with poor drafts get none."""
+    rng, num_rows, kept = np.random.default_rng(3), 3, set()
+    for _ in range(12):
+        control = Control(pass_ms={1: 30.0, 4: 31.0, 7: 50.0, 16: 140.0})
+        control.begin(CallFacts("drafter", is_flat=is_flat))
+        control.choose(num_rows, 100)
+        falling = rng.uniform(0.05, 1.0, (num_rows, 1)) * np.sort(rng.random((num_rows, 3)))[:, ::-1]
+        trees = [HostTree([0, 1, 2, 3], [-1, 0, 1, 2], [1.0, *row]) for row in falling.tolist()]
+        found = control.trim(TreeBatch.from_host_trees(trees)).num_nodes.numpy() - 1
+
+        def profit(nodes, control=control, falling=falling):
+            tokens = num_rows + (sum(nodes) if is_flat else num_rows * max(nodes))
+            gains = sum(row[:count].sum() for row, count in zip(falling, nodes, strict=True)) / num_rows
+            return gains - control._rate * float(control._learned.passes.predict(np.array([tokens]), num_rows, 100)[0])
+
+        best = max(map(profit, product(range(4), repeat=num_rows)))
+        assert profit(found) == pytest.approx(best, abs=1e-5)
+        kept.add(tuple(found.tolist()))
+    assert len(kept) > 1
+    assert any(0 in counts and max(counts) for counts in kept) == is_flat
 
 
 class UnevenRows(World):

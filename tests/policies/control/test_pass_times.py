@@ -3,15 +3,19 @@
 import numpy as np
 import pytest
 
-from treespec.policies.control.pass_times import NUM_PLAIN, DraftTimes, PassTimes, TimeRegression
+from treespec.policies.control.pass_times import NUM_PLAIN, DraftTimes, PassTimes, Times
 
 
 def ms(times, num_tokens):
     return float(times.predict(np.array([num_tokens]))[0])
 
 
+def total(times, feature):
+    return times.scale * times.relative((1.0, feature))
+
+
 def observed(coefficients, count):
-    regression, rng = TimeRegression((1.0, 2.0), (20.0, 20.0)), np.random.default_rng(0)
+    regression, rng = Times((1.0, 2.0), (20.0, 20.0)), np.random.default_rng(0)
     for _ in range(count):
         features = 1.0, float(rng.integers(1, 9))
         regression.add(features, float(np.dot(features, coefficients)))
@@ -20,7 +24,7 @@ def observed(coefficients, count):
 
 def test_a_regression_goes_from_the_prior_to_what_was_observed_and_is_never_negative():
     assert observed((5.0, 0.5), 0).coefficients.tolist() == [1.0, 2.0]
-    assert observed((5.0, 0.5), 2000).predict((1.0, 4.0)) == pytest.approx(7.0, rel=0.03)
+    assert total(observed((5.0, 0.5), 2000), 4.0) == pytest.approx(7.0, rel=0.03)
     assert observed((5.0, -0.5), 500).coefficients.min() == 0.0
 
 

@@ -76,7 +76,7 @@ def some_texts():
     ]
 
 
-def test_drafts_where_they_are_told_are_those_of_the_library(monkeypatch):
+def test_drafts_from_given_positions_are_those_of_the_library(monkeypatch):
     monkeypatch.setattr(on_gpu, "HIDDEN_LAYERS", (0, 1))
     texts = some_texts()
     features = on_gpu.Features(TARGET, texts, batch_tokens=10_000, seed=0)
@@ -86,7 +86,7 @@ def test_drafts_where_they_are_told_are_those_of_the_library(monkeypatch):
     assert isinstance(head, Eagle3Head)
     learner = on_gpu.PlacedLearner(head, 3)
     expected = learner.drafts(batch, None)
-    learner.places = on_gpu.places(texts, 3, torch.device("cpu"))
+    learner.starts = on_gpu.draft_starts(texts, 3, torch.device("cpu"))
     found = learner.drafts(batch, None)
     for own, other in zip(found, expected, strict=True):
         assert torch.equal(own.texts, other.texts)

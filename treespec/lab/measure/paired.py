@@ -93,9 +93,12 @@ def timed_call(model: Any, inputs: Mapping[str, Tensor], options: Mapping[str, A
         seconds = perf_counter() - start
     finally:
         hook.remove()
-    reading = clock.reading if speculation is None else speculation.stats.seconds["prefill"]
-    rows = [up_to_end(row, _ends(model)) for row in new]
-    return Run(rows, seconds, clock.num_passes, reading, clock.num_read)
+    rows, reading, num_read = [up_to_end(row, _ends(model)) for row in new], clock.reading, clock.num_read
+    if speculation is not None:
+        reading = speculation.stats.seconds["prefill"]
+        # Where `speed_up` decodes plainly the prompt's pass decides a token, as all others do.
+        num_read = len(rows) if speculation.stats.num_target_passes == clock.num_passes else 0
+    return Run(rows, seconds, clock.num_passes, reading, num_read)
 
 
 def up_to_end(row: list[int], ends: set[int]) -> list[int]:

@@ -4,7 +4,7 @@ A step's rate is (1 + accepted tokens) / (draft + pass); both sides are estimate
 drafted depends on the past and the output distribution is untouched. Trees of selected children also stop at the level,
 and are cut to the nodes, that are worth their time: which ones depends on the draft's probabilities alone.
 
-Axis letters: t numbers of nodes.
+Axis letters: t numbers of tokens.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from treespec.checks import ShowsOptions, check_count, check_flag, check_number
 from treespec.errors import ConfigError
 from treespec.policies.best_first import BestFirst
 from treespec.policies.control.acceptance import Acceptance, DraftedTree
-from treespec.policies.control.candidates import ANY_DEPTH, PLAIN, TREE_SIZES, Candidates, StoppedBestFirst
+from treespec.policies.control.candidates import PLAIN, TREE_SIZES, Candidates, StoppedBestFirst
 from treespec.policies.control.contract import MOST_AHEAD, CallFacts, Choice, StepControl
-from treespec.policies.control.pass_times import DraftTimes, PassTimes
+from treespec.policies.control.pass_times import ON_ACCELERATOR, ON_HOST, DraftTimes, PassTimes
 from treespec.protocols import TreePolicy, VerifiedStep
 from treespec.tree import TreeBatch
 
 MOST_NODES = 64
 """On an accelerator; on the host the largest of `TREE_SIZES`."""
 LEAST_GAIN, CLEAR_GAIN = 1.03, 1.1
-"""A draft must be predicted to be this many times as fast as plain decoding; the latter in batches, and after drafts
-that did not pay: a drafter that is right too seldom is soon predicted close to plain."""
+"""A draft must be predicted to be this many times as fast as plain decoding; the latter in batches, whose rows end at
+different steps."""
 FEW_TOKENS = 32
 """Tokens of every row of a batch for which rows are not known to differ."""
 CLOSE_GAIN = 1.5
@@ -38,17 +38,15 @@ FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
 READING_SHARE = 0.03
 """How much of the plain steps' time may be read to try a drafter again; in a batch, of all steps to come, at all."""
-FIRST_TREES, EXPLORED_EVERY = 4, 16
-"""The first drafts, and later one in this many, are trees of any depth: a chain says nothing of trees."""
-EXPLORED_SHARE = 0.5
-"""In exploring steps what is required of levels and nodes is multiplied by this."""
+REPEATED = 3
+"""Plain steps that repeat a choice because no draft pays, without predictions and without learning their times."""
+EXPLORED_EVERY = 16
+"""One draft in this many is a tree of any depth: a chain says nothing of trees."""
 NEXT_LEVEL_SHARE = 0.7
 """A level is expected to gain this share of what the last one gained."""
-VALUE_SHARE = 0.5
-"""Nodes are drafted down to this share of the value that is worth their time: values are corrected afterwards."""
 
-Rates = tuple[Float[np.ndarray, "C"], Float[np.ndarray, "C"], Float[np.ndarray, "C"]]
-"""Tokens per row and millisecond, milliseconds of a step, and those of its draft, by candidate."""
+Rates = tuple[Float[np.ndarray, "C"], Float[np.ndarray, "C"]]
+"""Tokens per row and millisecond, and milliseconds of a step, by candidate."""
 
 
 class Forecast(NamedTuple):
@@ -62,10 +60,9 @@ class Forecast(NamedTuple):
 class _Learned:
     """What is known of one drafter in calls of one kind, and where the control stands between drafting and not."""
 
-    def __init__(self, candidates: Candidates, pass_ms: Mapping[int, float] | None, draft_share: float) -> None:
+    def __init__(self, candidates: Candidates, passes: PassTimes, draft_share: float) -> None:
         self.candidates, self.acceptance = candidates, Acceptance(candidates)
-        self.passes = PassTimes(pass_ms)
-        self.drafts = DraftTimes(draft_share, draft_share * self.passes.slope)
+        self.passes, self.drafts = passes, DraftTimes(draft_share, draft_share * passes.slope)
         self.wait, self.num_plain, self.num_drafts = FIRST_WAIT, 0, 0
         self.break_even = 0.0  # Accepted tokens per row that the last draft needed to pay.
 
@@ -128,57 +125,61 @@ class Control(ShowsOptions, StepControl):
         key = (call.is_sampling, call.is_chain_only, call.is_on_host, *(self.pass_ms or {}).items())
         if key not in found:
             most = self._max_nodes or (TREE_SIZES[-1] if call.is_on_host else MOST_NODES)
-            candidates = Candidates(most, call.is_chain_only, call.is_sampling)
-            found[key] = _Learned(candidates, self.pass_ms, call.draft_share)
+            passes = PassTimes(self.pass_ms, ON_HOST if call.is_on_host else ON_ACCELERATOR)
+            found[key] = _Learned(Candidates(most, call.is_chain_only, call.is_sampling), passes, call.draft_share)
         self._learned = found[key]
         self._trees: Sequence[DraftedTree] = ()
         self._emitted = np.zeros(0)  # By the rows of a batch in steps that drafted, since the last one left.
         self._num_rows = self._context = 1
+        self._num_repeated, self._is_repeated = 0, False
         self._num_unread: int | None = None  # Tokens of a row that the drafter has not read; all at first.
-        self.current: TreePolicy = self._learned.candidates.policies[-1] or BestFirst(1)
+        self.current: TreePolicy = self._learned.candidates[-1].policy or BestFirst(1)
         self.choice, self.tokens_per_ms = Choice("plain", "no step yet", {}), 0.0
 
     def forecasts(self) -> dict[str, Forecast]:
         """What is expected of every candidate in steps like the last one, by name."""
-        rates, times, _ = self._predict(0.0)
+        rates, times = self._predict(0.0)
         numbers = zip(1e3 * rates, times, rates * times, strict=True)
-        names = self._learned.candidates.names
-        return {name: Forecast(*map(float, row)) for name, row in zip(names, numbers, strict=True)}
+        return {c.name: Forecast(*map(float, row)) for c, row in zip(self._learned.candidates, numbers, strict=True)}
 
     def choose(self, num_rows: int, context: int, room: int = MOST_AHEAD, num_unread: int | None = None) -> bool:
         """See `StepControl`; `num_unread`: tokens that the drafter must read first, None: those decoded without it."""
         learned, self._trees = self._learned, ()
-        self._num_rows, self._context = num_rows, context
+        self._is_repeated = self._num_repeated > 0 and room > 0 and num_rows == self._num_rows
+        if self._is_repeated:
+            self._num_repeated, learned.num_plain = self._num_repeated - 1, learned.num_plain + 1
+            self._num_unread = None if self._num_unread is None else self._num_unread + 1
+            return False
+        self._num_rows, self._context, self._num_repeated = num_rows, context, 0
         self._num_read = num_rows * (context if self._num_unread is None else self._num_unread)
         if num_unread is not None:
             self._num_read = num_unread
-        reading_ms = learned.passes.unit_ms * learned.drafts.reading(self._num_read)
-        rates, times, draft_ms = self._predict(reading_ms / max(min(room, MOST_AHEAD), 1))
-        number, is_exploring, reason = PLAIN, False, "no room for a draft"
-        if room:
-            number, is_exploring, reason = self._decide(rates, times, reading_ms, room)
-        self._number, self._rate, self._draft_ms = number, float(rates[number]), float(draft_ms[number])
-        self.tokens_per_ms = self._rate if self._is_timed and self._call.is_alone and not is_exploring else 0.0
-        names, policy = learned.candidates.names, learned.candidates.policies[number]
-        self.choice = Choice(names[number], reason, dict(zip(names, (1e3 * rates).tolist(), strict=True)))
-        self._num_unread = self._num_read // num_rows + 1 if policy is None else 0
-        if policy is None:
+        reading_ms = learned.passes.scale * learned.drafts.reading(self._num_read)
+        rates, times = self._predict(reading_ms / max(min(room, MOST_AHEAD), 1))
+        number, reason = self._decide(rates, times, reading_ms, room) if room else (PLAIN, "no room for a draft")
+        self._number, self._rate, candidate = number, float(rates[number]), learned.candidates[number]
+        self._draft_ms = float(times[number]) - self._pass_ms(np.array([num_rows * candidate.num_nodes]))[0]
+        self.tokens_per_ms = self._rate if self._is_timed and self._call.is_alone else 0.0
+        names = (c.name for c in learned.candidates)
+        self.choice = Choice(candidate.name, reason, dict(zip(names, (1e3 * rates).tolist(), strict=True)))
+        if candidate.policy is None:
+            self._num_unread = self._num_read // num_rows + 1
             return False
-        if isinstance(policy, StoppedBestFirst):
-            self._set_prices(policy, EXPLORED_SHARE if is_exploring else 1.0)
-        self.current = policy
+        self.current, self._num_unread = candidate.policy, 0
+        if isinstance(self.current, StoppedBestFirst):
+            level_ms = learned.drafts.pass_share * learned.passes.scale
+            self.current.least_gain, self.current.num_passes = self._rate * level_ms / NEXT_LEVEL_SHARE, 0
         return True
 
     def _predict(self, ms_per_token: float) -> Rates:
         """`ms_per_token`: what the drafter must read first, spread over the tokens that a row may still emit."""
-        learned, num_rows = self._learned, self._num_rows
-        accepted, nodes, num_passes = learned.acceptance.expected
-        accepted = np.maximum((1 + accepted) * self._slowest() - 1, 0.0)
-        draft = learned.drafts.predict(num_passes, num_rows * learned.candidates.num_nodes)
-        draft_ms = learned.passes.unit_ms * draft + ms_per_token * (1 + accepted)
+        learned, num_nodes = self._learned, self._num_rows * self._learned.candidates.num_nodes
+        accepted, num_passes = learned.acceptance.expected
+        emitted = np.maximum((1 + accepted) * self._slowest(), 1.0)
+        draft_ms = learned.passes.scale * learned.drafts.predict(num_passes, num_nodes) + ms_per_token * emitted
         draft_ms[PLAIN] = 0.0
-        step_ms = draft_ms + self._pass_ms(1 + nodes)
-        return (1 + accepted) / step_ms, step_ms, draft_ms
+        times = draft_ms + self._pass_ms(self._num_rows + num_nodes)
+        return emitted / times, times
 
     def _slowest(self) -> float:
         """What drafts bring the slowest row, for which padded batches wait, as a share of the mean row."""
@@ -186,89 +187,79 @@ class Control(ShowsOptions, StepControl):
             return 1.0
         return float((FEW_TOKENS + self._emitted.min()) / (FEW_TOKENS + self._emitted.mean()))
 
-    def _pass_ms(self, nodes_per_row: Num[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
-        return self._learned.passes.predict(self._num_rows * nodes_per_row, self._num_rows, self._context)
+    def _pass_ms(self, num_tokens: Num[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
+        return self._learned.passes.predict(num_tokens, self._num_rows, self._context)
 
     def _decide(
         self, rates: Float[np.ndarray, "C"], times: Float[np.ndarray, "C"], reading_ms: float, room: int
-    ) -> tuple[int, bool, str]:
-        """The number of the candidate to take, whether it is taken to explore, and the reason."""
+    ) -> tuple[int, str]:
+        """The number of the candidate to take, and the reason."""
         learned, drafting = self._learned, rates.copy()
         if len(rates) == 1:
-            return PLAIN, False, "max_nodes=1"
+            self._num_repeated = REPEATED
+            return PLAIN, "max_nodes=1"
         drafting[PLAIN] = 0.0
         if self.max_latency_ms is not None:
             if not learned.passes.is_scaled:
-                return PLAIN, False, "max_latency_ms needs the time of a pass: of a step before, or as pass_ms="
+                return PLAIN, "max_latency_ms needs the time of a pass: of a step before, or as pass_ms="
             drafting[times > self.max_latency_ms] = 0.0
         best = int(drafting.argmax())
         if best == PLAIN:
-            return PLAIN, False, "every draft is predicted to exceed max_latency_ms"
+            return PLAIN, "every draft is predicted to exceed max_latency_ms"
         gain = drafting[best] / rates[PLAIN]
         if self._is_timed and gain < CLOSE_GAIN and not learned.passes.is_plain_known(self._num_rows):
-            return PLAIN, False, f"the best draft is {gain:.2f} times plain, whose time is measured first"
+            return PLAIN, f"the best draft is {gain:.2f} times plain, whose time is measured first"
         reading_steps = reading_ms / (READING_SHARE * times[PLAIN])
         is_tried = self._num_rows == 1 or learned.num_drafts > 0 or reading_steps <= room
         learned.break_even = times[best] / times[PLAIN] - 1
-        if is_tried and gain >= (LEAST_GAIN if learned.wait == FIRST_WAIT and self._num_rows == 1 else CLEAR_GAIN):
+        if is_tried and gain >= (LEAST_GAIN if self._num_rows == 1 else CLEAR_GAIN):
             learned.num_plain, learned.num_drafts = 0, learned.num_drafts + 1
-            trees, is_exploring = learned.candidates.by_depth.get(ANY_DEPTH), learned.num_drafts % EXPLORED_EVERY == 0
-            if (learned.num_drafts <= FIRST_TREES or is_exploring) and trees and drafting[trees].any():
-                tree = trees.start + int(drafting[trees].argmax())
-                return tree, is_exploring, "a tree in any case: it shows chains too"
-            return best, False, f"{gain:.2f} times plain"
+            trees = np.where(learned.candidates.numbers == len(learned.candidates.shapes) - 1, drafting, 0.0)
+            if learned.num_drafts % EXPLORED_EVERY == 0 and trees.any():
+                return int(trees.argmax()), "a tree in any case: it shows chains too"
+            return best, f"{gain:.2f} times plain"
         if learned.num_plain >= max(learned.wait, reading_steps):
             learned.num_plain, learned.wait = 0, min(2 * learned.wait, LONGEST_WAIT)
-            return best, False, "probed again after plain steps"
-        learned.num_plain += 1
-        return PLAIN, False, f"the best draft is {gain:.2f} times plain"
-
-    def _set_prices(self, policy: StoppedBestFirst, share: float) -> None:
-        """What another level, and a node, must gain."""
-        one, most = self._pass_ms(np.array([1, policy.num_nodes]))
-        rate, level_ms = share * self._rate, self._learned.drafts.pass_share * self._learned.passes.unit_ms
-        policy.least_gain = rate * level_ms / NEXT_LEVEL_SHARE
-        policy.least_value = rate * VALUE_SHARE * float(most - one) / (policy.num_nodes - 1)
-        policy.num_passes = 0
+            return best, "probed again after plain steps"
+        learned.num_plain, self._num_repeated = learned.num_plain + 1, min(REPEATED, learned.wait - learned.num_plain)
+        return PLAIN, f"the best draft is {gain:.2f} times plain"
 
     def trim(self, trees: TreeBatch) -> TreeBatch:
         """Keep the nodes that are worth the time to verify them, in trees of selected children with values."""
-        learned, is_selected = self._learned, trees.draft_probs is None and trees.values is not None
-        self._trees = drafted = learned.acceptance.read(trees)
-        most = max(trees.max_nodes, self.max_nodes)
-        ms = self._pass_ms(np.arange(1, most + 1))
-        worth = self._rate * (ms - ms[0])
-        learned.acceptance.add(drafted, self._number, self._num_passes(), worth if is_selected else None)
-        if not is_selected:
+        self._trees = drafted = self._learned.acceptance.read(trees)
+        self._learned.acceptance.add(drafted, self._number, self._num_passes())
+        if trees.draft_probs is not None or trees.values is None:
             return trees
-        probs = [[tree.probs[node] for node in tree.order] for tree in drafted]
-        kept = self._most_valuable(probs, ms, worth)
-        if kept == list(map(len, probs)):
+        sizes = [len(tree.order) for tree in drafted]
+        probs = np.zeros((len(sizes), max(sizes)))
+        for row, tree in zip(probs, drafted, strict=True):
+            row[: len(tree.order)] = [tree.probs[node] for node in tree.order]
+        kept = self._most_valuable(probs)
+        kept = [min(size, count) for size, count in zip(sizes, kept, strict=True)]
+        if kept == sizes:
             return trees
         return trees.select_nodes([[0, *sorted(tree.order[:n])] for tree, n in zip(drafted, kept, strict=True)])
 
-    def _most_valuable(
-        self, probs: Sequence[Sequence[float]], ms: Float[np.ndarray, "t"], worth: Float[np.ndarray, "t"]
-    ) -> list[int]:
+    def _most_valuable(self, probs: Float[np.ndarray, "B n"]) -> list[int]:
         """How many of each row's nodes, best first, gain most tokens, less what their time is worth.
 
-        Padded rows cost as much as the longest one; flat ones share the nodes of a pass.
+        Flat rows share the nodes of a pass, the best of all rows first; padded ones cost as much as the longest one.
         """
-        sizes = list(map(len, probs))
-        gains = np.zeros((len(probs), max(sizes) + 1))
-        for row, of_row in zip(gains, probs, strict=True):
-            row[1 : 1 + len(of_row)] = of_row
-        if self._call.is_flat:
-            price = self._rate * (ms[-1] - ms[0]) / max(len(ms) - 1, 1)
-            return (gains[:, 1:] > price).sum(1).tolist()
-        profits = gains.mean(0).cumsum() - worth[: gains.shape[1]]
+        is_flat, num_rows = self._call.is_flat, len(probs)
+        gains = -np.sort(-probs, axis=None) if is_flat else probs.sum(0)
+        ms = self._pass_ms(self._num_rows + (1 if is_flat else num_rows) * np.arange(len(gains) + 1))
+        profits = np.array([0.0, *gains]).cumsum() / num_rows - self._rate * (ms - ms[0])
         if self.max_latency_ms is not None:
-            profits[1:][ms[1 : len(profits)] + self._draft_ms > self.max_latency_ms] = -np.inf
+            profits[1:][ms[1:] + self._draft_ms > self.max_latency_ms] = -np.inf
         best = int(profits.argmax())
-        return [min(size, best) for size in sizes]
+        if not is_flat or best == 0:
+            return [best] * num_rows
+        return (probs >= gains[best - 1]).sum(1).tolist()
 
     def learn(self, step: VerifiedStep, draft_ms: float, other_ms: float | None) -> None:
         """See `StepControl`."""
+        if self._is_repeated:
+            return
         learned, trees, num_rows = self._learned, self._trees, step.trees.num_rows
         num_nodes = step.trees.num_nodes.tolist()
         if trees:
@@ -285,7 +276,7 @@ class Control(ShowsOptions, StepControl):
             num_tokens = sum(num_nodes) if self._call.is_flat else num_rows * step.trees.max_nodes
             learned.passes.update(num_tokens, num_rows, self._context, other_ms)
         if trees:
-            drafted, time = sum(len(tree.order) for tree in trees), draft_ms / learned.passes.unit_ms
+            drafted, time = sum(len(tree.order) for tree in trees), draft_ms / learned.passes.scale
             learned.drafts.update(self._num_passes(), drafted, self._num_read, self._num_rows, time)
 
     def _num_passes(self) -> int:

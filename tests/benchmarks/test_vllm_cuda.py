@@ -1,0 +1,60 @@
+"""The comparison of trees with plain vLLM on CUDA: what is made of the engines' outputs."""
+
+import numpy as np
+import pytest
+
+from benchmarks.vllm import cuda
+
+
+def part(ids, **more):
+    return {"ids": ids, "again": 2, "solo": None, "graphs": "NONE", "attention": "TRITON_ATTN", **more}
+
+
+def samples(seed, probs):
+    """1,000 texts of two tokens."""
+    drawn = np.random.default_rng(seed).choice(len(probs), (1000, 2), p=probs).tolist()
+    texts, counts = np.unique(drawn, axis=0, return_counts=True)
+    return [[text, int(count)] for text, count in zip(texts.tolist(), counts, strict=True)]
+
+
+def test_texts_are_compared_with_those_of_the_reference():
+    parts = {
+        "f32 eager plain": part([[1, 2], [3, 4]]),
+        "f32 eager tree": part([[1, 2], [3, 5]], stats={"num_steps": 7, "num_trees": 3}, ms_per_token={"1": 2.5}),
+        "bf16 tree": part([[1, 2], [3, 4]]),
+        "bf16 flex tree": {"error": "UnsupportedModeError: FLEX_ATTENTION"},
+    }
+    plain, tree, alone, refused = cuda.rows_of(parts)
+    assert (tree["reference"], tree["identical"]) == ("f32 eager plain", 1)
+    assert not any("identical" in row for row in (plain, alone))
+    assert "ids" not in tree
+    data = {"vllm": "0.32.0", "card": "a card", "rows": [plain, tree, alone, refused], "sampled": None}
+    text = cuda.report({**data, "command": "run", "processor": "one", "threads": 1, "versions": {}})
+    assert "| f32 eager tree | NONE | TRITON_ATTN | 1 of 16, f32 eager plain | 2 of 16 | 7 | 3 |" in text
+    assert "| bf16 flex tree |  |  | UnsupportedModeError: FLEX_ATTENTION |" in text
+    assert "| f32 eager tree | 2.5 |" in text
+
+
+@pytest.mark.parametrize(("others", "is_same"), [([0.5, 0.3, 0.2], True), ([0.4, 0.4, 0.2], False)])
+def test_sampled_texts_are_compared_as_distributions(others, is_same):
+    parts = {
+        name: part([], sampled=samples(seed, probs))
+        for seed, (name, probs) in enumerate(zip(cuda.SAMPLED, ([0.5, 0.3, 0.2], others), strict=True))
+    }
+    found = cuda.sampling_test(parts)
+    assert found is not None
+    assert (found["degrees"], found["p"] > 0.01) == (8, is_same)
+
+
+def test_references_run_without_drafts_in_the_same_precision():
+    for engine in cuda.ENGINES.values():
+        if engine.reference is not None:
+            reference = cuda.ENGINES[engine.reference]
+            assert reference == (engine.arguments, None, None) or engine.arguments["dtype"] == "float32"
+
+
+def test_times_need_one_engine_at_a_time(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["cuda", "--model", "folder", "--times", "--at-once", "2"])
+    with pytest.raises(SystemExit):
+        cuda.main()
+    assert "--at-once 1" in capsys.readouterr().err

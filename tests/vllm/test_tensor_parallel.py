@@ -1,0 +1,77 @@
+"""Two workers on one machine: what one process writes, whatever the first rank's clock decides to draft."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import eagle3_files
+from helpers.engines.churn import random_requests
+from helpers.engines.engine import run_jobs
+from helpers.engines.models import tiny_llama
+from helpers.head_files import SPECULATORS
+
+pytest.importorskip("vllm.config")
+pytestmark = pytest.mark.slow
+
+VOCAB, NUM_PROMPTS = 40, 10
+SHORT = {"max_tokens": 14, "ignore_eos": True, "detokenize": False}
+SAMPLED = [{"temperature": 0.8, "top_p": 0.9, "seed": number, **SHORT} for number in range(NUM_PROMPTS)]
+ENGINE = {
+    "skip_tokenizer_init": True,
+    "max_model_len": 64,
+    "max_num_seqs": 5,
+    "max_num_batched_tokens": 64,
+    "enable_prefix_caching": True,
+}
+COUNTS = ("num_steps", "num_verified", "num_trees", "num_draft_tokens", "num_accepted_tokens")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A tiny model and a random head for it."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_llama(folder / "model", VOCAB)
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 1]}
+    made = eagle3_files.shape(
+        vocab=VOCAB, draft_vocab=30, hidden=64, target_hidden=64, hidden_layers=(0, 1), flags=layers
+    )
+    eagle3_files.write(folder / "head", made, eagle3_files.random_tensors(made), SPECULATORS)
+    return str(folder / "model"), str(folder / "head")
+
+
+@pytest.fixture(scope="module")
+def jobs() -> dict[str, Any]:
+    prompts = np.random.default_rng(0).integers(0, VOCAB, (NUM_PROMPTS, 9)).tolist()
+    greedy = {"temperature": 0, "presence_penalty": 0.3, **SHORT}
+    return {
+        "greedy": {"prompts": prompts, "params": greedy},
+        "seeded": {"prompts": prompts, "params": SAMPLED},
+        "chunks and cached prefixes": {
+            "prompts": [one["prompt"] for one in random_requests(20, VOCAB)],
+            "params": {**SHORT, "temperature": 0},
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(folders: tuple[str, str], jobs: dict[str, Any]) -> dict[str, Any]:
+    """Trees in one process; greedy ones are plain vLLM's, see test_greedy_identity.py."""
+    speculation = {"method": "treespec", "tree": 8}
+    return run_jobs({**ENGINE, "model": folders[0], "speculative_config": speculation}, jobs)
+
+
+@pytest.mark.parametrize("options", [{"tree": 8}, {}], ids=["trees of 8", "auto"])
+def test_two_ranks_write_what_one_process_writes(
+    folders: tuple[str, str], jobs: dict[str, Any], alone: dict[str, Any], options: dict[str, Any]
+) -> None:
+    model, head = folders
+    engine = {**ENGINE, "model": model, "tensor_parallel_size": 2}
+    engine |= {"speculative_config": {"method": "treespec", "head": head, **options}}
+    found = run_jobs(engine, jobs, more={"OMP_NUM_THREADS": "1"})
+    assert {name: found[name] for name in jobs} == {name: alone[name] for name in jobs}
+    assert [found["other ranks"][0][name] for name in COUNTS] == [found["stats"][name] for name in COUNTS]
+    if "tree" in options:
+        assert found["stats"]["num_trees"] > 30
+        assert found["stats"]["num_accepted_tokens"] > 30
