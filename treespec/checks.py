@@ -122,10 +122,10 @@ TESTED = {"torch": "2.15", "transformers": "5.24"}
 """The newest with which all tests passed."""
 
 
-def installed_versions() -> dict[str, str]:
-    """The installed versions of torch and transformers; one without metadata is left out."""
+def installed_versions(*more: str) -> dict[str, str]:
+    """The installed versions of torch, transformers and others; one without metadata is left out."""
     found = {}
-    for name in TESTED:
+    for name in (*more, *TESTED):
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found

@@ -39,7 +39,7 @@ def dspark(models: Models) -> DFlash:
     )
     head = fresh_head(DFlashHead, config, models.target, torch.arange(VOCAB_SIZE), is_initialised=True)
     torch.set_rng_state(state)
-    return DFlash(head.eval(), (0, 1))
+    return DFlash(head.eval().to(models.target.device), (0, 1))
 
 
 def head_cases() -> list[Case]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -92,6 +92,20 @@ def test_spread_targets_decode_as_on_one_device(name: str, more: dict[str, Any])
         out = decode(model, TreeSpeculation(draft, tree=6, seed=0), first, **more)
     assert out == expected(more)
     assert devices == {str(first)}
+
+
+@pytest.mark.parametrize("is_offloaded", [False, True])
+def test_prompts_on_the_cpu(is_offloaded: bool) -> None:
+    """As transformers allows them; it takes a model whose first weights are offloaded for one on "meta"."""
+    with accelerator():
+        model, draft = map(to_device, tiny_models())
+        with ExitStack() as stack:
+            if is_offloaded:
+                for module in (model, model.get_input_embeddings()):
+                    add_hook_to_module(module, AlignDevicesHook(DEVICE, io_same_device=True, skip_keys=CACHE_NAME))
+                stack.enter_context(patch.object(type(model), "device", torch.device("meta")))
+            found = decode(model, TreeSpeculation(draft, tree=6), CPU, **GREEDY)
+    assert found == expected(GREEDY)
 
 
 def test_every_layer_caches_where_it_is() -> None:

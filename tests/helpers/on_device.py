@@ -31,7 +31,7 @@ ON_THE_HOST = (torch.Tensor.numpy, torch.Tensor.__array__)
 
 def install(name: str) -> None:
     """Run what follows in this process on the device of this name; treespec is imported."""
-    move = nn.Module.to
+    move = to_real_device
     if name.startswith("pretend"):
         from helpers.accelerator.device import PretendAccelerator, to_device
 
@@ -41,7 +41,7 @@ def install(name: str) -> None:
     torch.backends.cudnn.allow_tf32 = False  # Greedy texts are compared: convolutions in full float32.
     torch.testing.assert_close = functools.partial(torch.testing.assert_close, check_device=False)
     _patch_models(device, move)
-    _MixedInTests(device).__enter__()
+    MixedInTests(device).__enter__()
 
 
 def is_called_by_a_test() -> bool:
@@ -67,8 +67,12 @@ def _patch_models(device: torch.device, move: Callable[[nn.Module, torch.device]
 
     def evaluate(module: Any) -> Any:
         nn.Module.eval(module)
-        is_placed = hasattr(module, "hf_device_map") or any(weight.is_meta for weight in module.parameters())
-        return module if is_placed or not is_called_by_a_test() else move(module, device)
+        found = {tensor.device.type for tensor in _kept_by(module)}
+        is_placed = hasattr(module, "hf_device_map") or "meta" in found or found <= {device.type}
+        if not is_placed and is_called_by_a_test():
+            move(module, device)
+            assert {tensor.device.type for tensor in _kept_by(module)} == {device.type}
+        return module
 
     PreTrainedModel.eval = DraftHead.eval = evaluate
     PreTrainedModel.__call__ = _with_moved_inputs(nn.Module.__call__)  # type: ignore[method-assign]
@@ -76,6 +80,21 @@ def _patch_models(device: torch.device, move: Callable[[nn.Module, torch.device]
     for scorer in _subclasses(ModelScorer):
         if "prefill" in vars(scorer):
             scorer.prefill = _with_moved_prompt(scorer.prefill)
+
+
+def to_real_device(module: nn.Module, device: torch.device) -> nn.Module:
+    """`module.to(device)`, which sets the data of a parameter on the CPU: an operation over two devices."""
+    with torch._C.DisableTorchFunction():
+        return nn.Module.to(module, device)
+
+
+def _kept_by(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters and buffers, without `named_modules`, whose calls a test counts."""
+    for part in (*module._parameters.values(), *module._buffers.values()):
+        if part is not None:
+            yield part
+    for child in module.children():
+        yield from _kept_by(child)
 
 
 def _subclasses(kind: type) -> Iterator[Any]:
@@ -112,7 +131,7 @@ def _with_moved_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
     return moved
 
 
-class _MixedInTests(TorchFunctionMode):
+class MixedInTests(TorchFunctionMode):
     """Operands of a test's own operations are brought to the device, those of one in place to the tensor written to."""
 
     def __init__(self, device: torch.device) -> None:

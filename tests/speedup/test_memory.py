@@ -5,8 +5,9 @@ import gc
 import pytest
 import torch
 from helpers import mtp_files, zoo
-from helpers.accelerator.device import PretendAccelerator, to_device
-from helpers.tiny import noisy_copy, tiny_llama
+from helpers.accelerator.device import DEVICE, PretendAccelerator, to_device
+from helpers.accelerator.memory import Memory
+from helpers.tiny import noisy_copy, prompt, tiny_llama
 from helpers.wrong_heads import METHODS, write
 
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation, load_drafter, load_mtp, speed_up
@@ -179,3 +180,19 @@ def test_a_model_on_an_accelerator():
         to_device(draft)
         found = draft_bytes(model, TreeSpeculation([draft, TokenRecycling()]).drafter)
         assert found == (sum(weight.nbytes for weight in {*draft.parameters(), *draft.buffers()}), 64 * 8 * 8)
+
+
+@pytest.mark.parametrize("who", ["draft model", "tables"])
+def test_sampling_on_an_accelerator_is_within_the_estimate(who):
+    """tests/cuda/test_cost.py measures the same on a GPU, where operations need memory of their own too."""
+    with Memory() as device:
+        model = to_device(tiny_llama(vocab_size=4096))
+        drafter = to_device(noisy_copy(tiny_llama(vocab_size=4096))) if who == "draft model" else TokenRecycling()
+        speculation = TreeSpeculation(drafter, tree=16, seed=0)
+        options = {"max_new_tokens": 16, "pad_token_id": 0, "do_sample": True, "custom_generate": speculation}
+        model.generate(prompt(2, 20).to(DEVICE), **options)
+        found = estimate_memory(model, speculation)
+        device.peak = before = device.num_bytes
+        model.generate(prompt(2, 20).to(DEVICE), **options)
+        bound = found.added(36, 2, 16) - found.weights
+        assert bound / 5 < device.peak - before < bound

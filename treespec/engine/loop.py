@@ -148,7 +148,7 @@ class Run:
     def prefill(self) -> None:
         """Read the prompt but for its last token, which is the first tree's root."""
         with self.clock.timed("prefill"):
-            prompt = self.prompt_ids[:, :-1], self.prompt_mask[:, :-1]
+            prompt = [part[:, :-1].to(self.target.device) for part in (self.prompt_ids, self.prompt_mask)]
             self.start(self.target.prefill(*prompt))
         self.notify(lambda observer: observer.on_prefill(self.clock.seconds["prefill"]))
 

@@ -26,6 +26,10 @@ from treespec.protocols import Drafter, FeatureDrafter
 
 PROBABILITY, TOKEN_ID = 4, 8
 """Bytes of a float32 and of an int64."""
+TABLES = {"cpu": 2, "accelerator": 13}
+"""Float32 numbers per node and token of the vocabulary, logits not counted: the model's distribution and the draft's.
+Accelerators verify all nodes of sampled trees at once, and keep the distributions and logits of nodes that were cut off
+(3.5 with the model's), in a buffer of up to 4.5; they draw from a copy (1) by sums in float64 (4)."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,8 @@ class Memory:
         draft_cache_per_token: the draft's keys and values for one token of one row.
         draft_state_per_row: what the draft's recurrent layers keep of a row; a second time during a step.
         per_node: one node of one row's tree, while it is verified: the model's logits, its distribution and the draft's
-            in float32, the hidden states of all layers where some are read, and what recurrent layers, the draft's too,
-            keep of it until the commit.
+            in float32 (accelerators compute with several copies when they sample), the hidden states of all layers
+            where some are read, and what recurrent layers, the draft's too, keep of it until the commit.
     """
 
     weights: int
@@ -84,11 +88,12 @@ def estimate_memory(model: PreTrainedModel, speculation: TreeSpeculation) -> Mem
     config, size = facts.config, facts.dtype.itemsize
     states = size * (config.num_hidden_layers + 1) * config.hidden_size
     own, drafts = _kept_by(facts.model), [_kept_by(scorer.facts.model) for scorer in _scorers(parts)]
-    weights, tables = draft_bytes(facts.model, speculation.drafter)
-    per_node = facts.num_logits * (size + 2 * PROBABILITY) + sum(kept.per_node for kept in (own, *drafts))
+    weights, lookups = draft_bytes(facts.model, speculation.drafter)
+    tables = TABLES["cpu" if facts.device.type == "cpu" else "accelerator"]
+    per_node = facts.num_logits * (size + tables * PROBABILITY) + sum(kept.per_node for kept in (own, *drafts))
     return Memory(
         weights,
-        tables,
+        lookups,
         own.per_token,
         own.per_row,
         sum(kept.per_token for kept in drafts) + sum(_head_cache(part, max(own.layers, default=0)) for part in parts),

@@ -1,6 +1,7 @@
 """The self-test finds known mistakes of speculative decoding, planted into the engine, and names each of them."""
 
 from functools import partial
+from importlib.metadata import PackageNotFoundError
 from itertools import count
 
 import pytest
@@ -9,7 +10,7 @@ from helpers.tiny import noisy_copy, tiny_llama
 from helpers.zoo import build
 
 from benchmarks.joint_distribution import planted_bugs as bugs
-from treespec import KAry, TreeSpeculation, check
+from treespec import KAry, TreeSpeculation, check, checks
 from treespec.engine.streams import Streams
 from treespec.engine.target_probs import TargetProbs
 from treespec.hf import make_scorer
@@ -137,3 +138,16 @@ def test_nothing_is_found_where_nothing_is_wrong(models):
     assert len(found.findings) == 12
     assert found.about["drafter"] == "DraftModel"
     assert found.about["tree"] == "KAry"
+
+
+def test_versions_without_metadata(monkeypatch):
+    """Run from a folder that is not installed."""
+
+    def version(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(checks, "version", version)
+    model = tiny_llama()
+    assert (
+        check(model, TreeSpeculation(noisy_copy(model), tree=4), only=["rule, by enumeration"]).about["versions"] == {}
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -52,6 +54,22 @@ def test_dtypes_may_differ(dtype: torch.dtype) -> None:
         for name in TREE_RULES:
             args = (RULES[name], cast, target_probs.to(dtype), coins, draws)
             assert verify_dense(*args) == verify_rows(*args)
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if has_dense_form(rule)])
+def test_nothing_is_kept(name: str) -> None:
+    """A cycle of references would hold a step's distributions on the device until the garbage collector runs."""
+    rng = np.random.default_rng(2)
+    trees, target_probs = as_batch([(random_chain if name in ("token", "block") else random_drafted)(rng, 4)])
+    coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
+    kept = [weakref.ref(trees.trees[0]), weakref.ref(target_probs)]
+    gc.disable()
+    try:
+        verify_dense(RULES[name], trees, target_probs, coins, draws)
+        del trees, target_probs
+        assert [reference() for reference in kept] == [None, None]
+    finally:
+        gc.enable()
 
 
 TOP_P, PENALTY = TopPLogitsWarper(0.95), RepetitionPenaltyLogitsProcessor(1.2)

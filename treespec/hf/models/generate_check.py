@@ -113,6 +113,8 @@ def _difference(facts: ModelFacts, is_padded: bool, capability: Capability) -> f
     """The largest token's difference. Raises `_PlainGenerateError`: plain `generate` fails too."""
     model: Any = facts.model
     ids, mask = _prompts(facts, is_padded)
+    if model.device.type == "meta":  # Offloaded weights: transformers warns of ids on any device but the CPU.
+        ids, mask = ids.cpu(), mask.cpu()
     options: dict[str, Any] = {"input_ids": ids, "attention_mask": mask.long(), "pad_token_id": 0}
     # Otherwise the model's generation_config decides, over stop strings that need a tokenizer too.
     options |= {"max_new_tokens": NUM_NEW, "min_new_tokens": NUM_NEW, "do_sample": False, "num_beams": 1}
@@ -132,18 +134,16 @@ def _difference(facts: ModelFacts, is_padded: bool, capability: Capability) -> f
         return input_ids
 
     model.generate(**options, custom_generate=score)
-    expected = torch.stack(plain.logits, dim=1)
-    return float(torch.stack([largest_difference(*rows) for rows in zip(found[0], expected, strict=True)]).max())
+    pairs = zip(found[0].to(plain.sequences.device), torch.stack(plain.logits, dim=1), strict=True)
+    return float(torch.stack([largest_difference(*rows) for rows in pairs]).max())
 
 
 def _prompts(facts: ModelFacts, is_padded: bool) -> tuple[Int[Tensor, "B P"], Bool[Tensor, "B P"]]:
     """One prompt, or two of which one is shorter, and their mask."""
     ids = check_prompt(facts)
-    if not is_padded:
-        return ids, torch.ones_like(ids, dtype=torch.bool)
-    ids = torch.cat([ids, check_tokens(facts, ids.shape[1], seed=1)])
+    ids = torch.cat([ids, check_tokens(facts, ids.shape[1], seed=1)]) if is_padded else ids
     mask = torch.ones_like(ids, dtype=torch.bool)
-    mask[1, :NUM_PADDING] = False
+    mask[1:, :NUM_PADDING] = False
     return ids.masked_fill(~mask, 0), mask
 
 

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from importlib.metadata import version
 from time import perf_counter
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from treespec.checks import check_count, check_number
+from treespec.checks import check_count, check_number, installed_versions
 from treespec.errors import ConfigError, TreespecWarning
 from treespec.hf.evaluation import evaluation_mode
 from treespec.hf.generation.speculation import TreeSpeculation
@@ -175,5 +174,5 @@ def _about(subject: Subject, model: Any) -> dict[str, Any]:
         **parts,
         "rule": "auto" if subject.verification == "auto" else get_rule(subject.verification).name,
         "seed": subject.seed,
-        "versions": {name: version(name) for name in ("treespec", "torch", "transformers")},
+        "versions": installed_versions("treespec"),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import PurePath
 from typing import Any
 
@@ -67,7 +66,7 @@ def about_call(model: PreTrainedModel, call: Call, prompts: Sequence[Sequence[in
         "processors": list(call.processor_names),
         "seed": call.seed,
         "pass_ms": _pass_ms(model, call.policy),
-        "versions": {"treespec": version("treespec"), **installed_versions(), "python": platform.python_version()},
+        "versions": {**installed_versions("treespec"), "python": platform.python_version()},
         "prompt_ids": [list(ids) for ids in prompts],
         "prompt": None if tokenizer is None else [str(tokenizer.decode(list(ids))) for ids in prompts],
     }

@@ -49,14 +49,11 @@ def end_of_rejection(tree: TokenTree, accept_probs: Sequence[float], coins: Sequ
 
 def end_of_traversal(tree: TokenTree, accept_probs: Sequence[float], coins: Sequence[float]) -> int:
     """The first accepted node of a walk in which every subtree comes before its own root."""
-
-    def first_below(node: int) -> int | None:
-        for child in tree.children(node):
-            if (found := first_below(child)) is not None:
-                return found
-        return node if node == 0 or coins[node] < accept_probs[node] else None
-
-    return first_below(0) or 0
+    order, stack = [], [0]  # No recursive closure: a cycle would keep the tree's distributions on the device.
+    while stack:
+        order.append(stack.pop())
+        stack += tree.children(order[-1])
+    return next(node for node in reversed(order) if node == 0 or coins[node] < accept_probs[node])
 
 
 DENSE_FORMS: dict[type, DenseForm] = {
