@@ -84,7 +84,7 @@ class Case(NamedTuple):
         mean_ms, mean_nodes = run.ms("target"), run.nodes_per_row * run.rows_per_step
         # Without a profile passes count as flat: one of any size takes what this run's took.
         passes = PassTimes(run.pass_ms or {1: mean_ms, 2: mean_ms})
-        passes.unit_ms *= mean_ms / pass_ms(passes, mean_nodes)  # The measured curve, scaled to this run.
+        passes.scale *= mean_ms / pass_ms(passes, mean_nodes)  # The measured curve, scaled to this run.
         return cls(run, Speed.of(run, passes), passes, run.rows_per_step)
 
     def pass_ms(self, nodes_per_row: float) -> float:

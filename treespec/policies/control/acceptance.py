@@ -3,7 +3,7 @@
 A best-first tree holds all smaller ones and the chain of first children, so one drafted tree says what each of them
 would gain, and its least probable nodes what a larger tree would add.
 
-Axis letters: J numbers of nodes, K shapes.
+Axis letters: J numbers of nodes, s shapes.
 """
 
 from bisect import bisect

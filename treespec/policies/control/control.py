@@ -240,7 +240,7 @@ class Control(ShowsOptions, StepControl):
             return trees
         return trees.select_nodes([[0, *sorted(tree.order[:n])] for tree, n in zip(drafted, kept, strict=True)])
 
-    def _most_valuable(self, probs: Float[np.ndarray, "B n"]) -> list[int]:
+    def _most_valuable(self, probs: Float[np.ndarray, "B N"]) -> list[int]:
         """How many of each row's nodes, best first, gain most tokens, less what their time is worth.
 
         Flat rows share the nodes of a pass, the best of all rows first; padded ones cost as much as the longest one.
