@@ -8,6 +8,7 @@ of their parts on other prompts, like an object that has served some calls.
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, Protocol
@@ -75,7 +76,7 @@ def fastest_head(model: Any) -> Eagle3:
     return head
 
 
-class MadeUp(SessionSource):
+class MadeUp(SessionSource, ABC):
     """A drafter that learns nothing: `expand` says what it proposes, at most `most_depth` deep."""
 
     most_depth = sys.maxsize
@@ -86,8 +87,9 @@ class MadeUp(SessionSource):
     def propose(self, max_depth: int) -> Any:
         return self._policy.grow(self, min(max_depth, self.most_depth))
 
+    @abstractmethod
     def expand(self, frontier: Frontier) -> Proposal:
-        raise NotImplementedError
+        """See `DraftSource`."""
 
     def update(self, step: VerifiedStep) -> None:
         pass

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helpers.accelerator.nested import tensors_in
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -123,7 +124,7 @@ def _with_moved_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_compiling() or not is_called_by_a_test():
             return call(model, *args, **kwargs)
         device = model.get_input_embeddings().weight.device
-        if all(tensor.device == device for tensor in _tensors((args, kwargs))):
+        if all(tensor.device == device for tensor in tensors_in((args, kwargs))):
             return call(model, *args, **kwargs)
         args, kwargs = _mapped(lambda x: x.to(device), (args, kwargs))
         return _mapped(lambda x: x.cpu(), call(model, *args, **kwargs))
@@ -140,7 +141,7 @@ class MixedInTests(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        devices = {x.device for x in _tensors((args, kwargs)) if x.dim() or x.device.type != "cpu"}
+        devices = {x.device for x in tensors_in((args, kwargs)) if x.dim() or x.device.type != "cpu"}
         there = [device for device in devices if device.type == self._type]
         if not there or (len(devices) == 1 and func not in ON_THE_HOST) or not is_called_by_a_test():
             return func(*args, **kwargs)
@@ -154,21 +155,11 @@ class MixedInTests(TorchFunctionMode):
         return func(*_mapped(lambda x: x.to(goal), args), **_mapped(lambda x: x.to(goal), kwargs))
 
 
-def _tensors(x: Any) -> Iterator[Tensor]:
-    if isinstance(x, Tensor):
-        yield x
-    elif isinstance(x, (tuple, list)):
-        for part in x:
-            yield from _tensors(part)
-    elif isinstance(x, dict):
-        yield from _tensors(tuple(x.values()))
-
-
 def _mapped(change: Callable[[Tensor], Tensor], x: Any) -> Any:
     """`x` with each tensor in it changed; the outputs of transformers are mappings that keep their class."""
     if isinstance(x, Tensor):
         return change(x)
-    if isinstance(x, (tuple, list)) and any(True for _ in _tensors(x)):
+    if isinstance(x, (tuple, list)) and any(True for _ in tensors_in(x)):
         parts = [_mapped(change, part) for part in x]
         return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
     if isinstance(x, dict):
