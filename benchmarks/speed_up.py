@@ -5,7 +5,7 @@ from a loaded model to the text of 64 tokens, everything that `speed_up` does in
 nothing (no compiled kernels, nothing measured) and once again; plain `generate` likewise. Then every prompt by all in
 turn, whole calls with the prompt: plain `generate` of the model as loaded, plain decoding from the layers that the
 block made faster, the block's own object, which learns from prompt to prompt, and the plainest rival, a fixed tree of 8
-of the same drafters.
+of the same drafters, its head in 8 bits as the block's.
 
     python -m benchmarks.speed_up --spec-bench question.jsonl
 """
@@ -28,6 +28,7 @@ import torch
 from rich.progress import Progress
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.common.drafters import fastest_head
 from benchmarks.common.prompts import QUESTIONS, encode, held_out
 from benchmarks.common.settings import RESULTS, SAMPLING, load_average, markdown_table, parser, publish, settings
 from benchmarks.peers.contestants import BLOCK, OPTIMIZED, PLAIN, title
@@ -87,7 +88,8 @@ def first_calls(threads: int) -> dict[str, float]:
 def whole_calls(names: dict[str, Any], prompts: dict[str, Any], num_new: int, seed: int) -> dict[str, Any]:
     """By temperature the runs, and the prompts whose greedy texts differ."""
     model, speculation = names["model"], names["speculation"]
-    rival = TreeSpeculation(find_drafters(model, is_download_allowed=False).drafters, tree=8)
+    lookups = find_drafters(model, is_download_allowed=False).drafters[1:]
+    rival = TreeSpeculation([fastest_head(model), *lookups], tree=8)
     contestants = [
         Contestant(PLAIN, dict, smollm2.load()[0]),
         Contestant(OPTIMIZED, dict),
