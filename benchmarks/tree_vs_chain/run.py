@@ -2,8 +2,8 @@
 
 Drafters are replayed along recorded texts of SmolLM2-135M (see `acceptance.py`): a measurement of what is accepted, on
 any machine, whatever else runs there; `benchmarks.peers` measures times. Finished prompts are kept in the user's cache
-folder: started again, a run goes on where it stopped. Results: benchmarks/results/tree_vs_chain/tree_vs_chain.md, its
-picture and raw numbers.
+folder: started again, a run goes on where it stopped. Results: benchmarks/results/tree_vs_chain/tree_vs_chain.md and
+its raw numbers.
 
     python -m benchmarks.tree_vs_chain acceptance --spec-bench question.jsonl
 """
@@ -38,7 +38,7 @@ def main() -> None:
     sets = acceptance.PromptSets(chosen[: args.replayed], chosen[args.replayed :])
     names = ("seed", "new_tokens", "replayed")
     run, start = settings(**{name: getattr(args, name) for name in names}), time.perf_counter()
-    file = args.folder / "acceptance.json"
+    file = args.folder / "tree_vs_chain.json"
     known = json.loads(file.read_text()) if file.is_file() else {}
     with progress_bar(console) as progress:
         cache = smollm2.converted_folder().parent / "tree_vs_chain"
