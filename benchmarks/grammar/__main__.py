@@ -25,7 +25,7 @@ from benchmarks.common.drafters import warm_start
 from benchmarks.common.estimates import quotient, ratio
 from benchmarks.common.prompts import Prompt, encode
 from benchmarks.common.settings import RESULTS, digest, load_average, markdown_table, parser, publish, settings
-from benchmarks.grammar.schemas import NEW_TOKENS, TASKS, compiler, processor
+from benchmarks.grammar.schemas import FILE, NEW_TOKENS, TASKS, compiler, processor
 from treespec import TreeSpeculation, load_drafter, optimize, shipped_head
 from treespec.hf.loading import smollm2
 from treespec.lab.measure.paired import Bench, Contestant, Run, in_turn
@@ -96,7 +96,9 @@ def measure(args: argparse.Namespace, model: Any, tokenizer: Any, console: Conso
     """By temperature: rounds, one per request. Finished rounds are kept in the user's cache folder."""
     requests = [(task, TASKS[task].requests[n]) for n in range(4) for task in TASKS][: args.requests]
     inputs = {f"{task}: {request}": encode(tokenizer, [Prompt(task, request)]) for task, request in requests}
-    store = Store(smollm2.converted_folder().parent / "grammar" / f"{digest(args.seed, args.threads)}.jsonl")
+    store = Store(
+        smollm2.converted_folder().parent / "grammar" / f"{digest(args.seed, args.threads, files=[FILE])}.jsonl"
+    )
     everyone, found = contestants(model, tokenizer), {}
     for temperature in args.temperatures:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
