@@ -2,8 +2,8 @@
 
 The target writes `--texts` tokens, then every batch is read by it once for all variants, which differ in their draft
 vocabulary, their layers, and whether their output rows are trained. Everything follows the clock: `--minutes` of
-training, with evaluations on texts that are held out, whose lines (`curve.jsonl`) are the curve of tokens against acceptance.
-The texts, the variants' files and the curve lie in `--out`.
+training, with evaluations on texts that are held out, whose lines (`curve.jsonl`) are the curve of tokens against
+acceptance. The texts, the variants' files and the curve lie in `--out`.
 
     python -m recipes.smollm2_head.on_gpu --out runs --texts 16000000 --minutes 9
 """
@@ -190,7 +190,7 @@ class Features:
 
 
 def draft_starts(texts: Sequence[Text], num_depths: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """By depth, the rows and starts of drafts whose token the target chose: known here, so that no GPU is waited for."""
+    """By depth, rows and starts of drafts whose token the target chose: known here, so that no GPU is waited for."""
     found = []
     for depth in range(num_depths):
         rows = [(row, max(text.first - 1 - depth, 0), len(text.tokens) - 2 - depth) for row, text in enumerate(texts)]
