@@ -15,8 +15,12 @@ from recipes.smollm2_head.words import read_phrases, shared
 LINES, OWN = read_phrases("open_talk")
 KINDS = ["roles", "stories", "letters", "opinions", "advice", "explain", "ideas", "dialogues", "rewrites"]
 
-WORDS: dict[str, Sequence[str]] = shared("name place country job topic theme hobby goods foods character") | OWN
-WORDS |= {"n": [str(n) for n in range(2, 31)], "k": [str(n) for n in range(3, 10)]}
+WORDS: dict[str, Sequence[str]] = {
+    **shared("name place country job topic theme hobby goods foods character"),
+    **OWN,
+    "n": [str(n) for n in range(2, 31)],
+    "k": [str(n) for n in range(3, 10)],
+}
 
 PAIRS = ("place", "job", "topic", "character", "subject", "virtue", "animal")
 """Places of which a template may name a second one, {place2}."""

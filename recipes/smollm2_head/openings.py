@@ -13,11 +13,14 @@ from random import Random
 from recipes.smollm2_head.words import read_phrases, shared
 
 LINES, OWN = read_phrases("openings")
-WORDS: dict[str, Sequence[str]] = shared("name") | {"other": shared("name")["name"]}
-WORDS |= shared("place country job topic theme hobby character") | OWN
-WORDS["n"] = [
-    str(n) for n in [*range(2, 31), 36, 40, 45, 48, 50, 60, 72, 80, 90, 100, 120, 144, 150, 200, 240, 300, 500]
-]
+NUMBERS = [*range(2, 31), 36, 40, 45, 48, 50, 60, 72, 80, 90, 100, 120, 144, 150, 200, 240, 300, 500]
+WORDS: dict[str, Sequence[str]] = {
+    **shared("name"),
+    "other": shared("name")["name"],
+    **shared("place country job topic theme hobby character"),
+    **OWN,
+    "n": [str(n) for n in NUMBERS],
+}
 
 QUARTERS = [LINES[name] for name in ("code", "maths", "passages", "talk")]
 
