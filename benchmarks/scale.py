@@ -17,16 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from benchmarks.common.settings import RESULTS, markdown_table, parser, publish, settings
-from treespec.viz import ACCEPTED, INK, REFERENCE
 
 NUM_TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXT = 512
 BYTES_PER_SECOND, MEMORY = 0.8 * 4.8e12, 0.9 * 141e9
 DRAFT_LAYERS, HOST_MS = 2, 1.0
-KINDS = {"plain": REFERENCE, "chain": INK, "tree": ACCEPTED}
 Speeds = dict[str, float]
 """Tokens per second by "plain" and the shapes."""
 
@@ -109,11 +106,10 @@ def crossings(by_texts: dict[str, Speeds]) -> str:
     return " ".join(said)
 
 
-def report(data: dict[str, Any], picture: str) -> str:
+def report(data: dict[str, Any]) -> str:
     """Markdown: a table per temperature and case."""
     about = " ".join((__doc__ or "").split("\n\n")[1].split())
     lines = ["# Predicted speeds on an H200", "", f"{about} {CONTEXT} tokens before each.", ""]
-    lines += [f"![Times plain decoding by texts at once]({picture})", ""]
     lines += [f"{data['drafter']}: {data['acceptance']}. Passes: {data['device_name']}.", ""]
     for temperature, cases in data["found"].items():
         for case, by_texts in cases.items():
@@ -130,26 +126,6 @@ def report(data: dict[str, Any], picture: str) -> str:
     return "\n".join(lines)
 
 
-def picture(data: dict[str, Any], path: Path) -> None:
-    """Times plain decoding by texts at once: a row per temperature, a column per case."""
-    figure = Figure(figsize=(11, 3.0 * len(data["found"])), dpi=110)
-    plots = figure.subplots(len(data["found"]), 3, squeeze=False, sharex=True, sharey=True)
-    for row, (temperature, cases) in zip(plots, data["found"].items(), strict=True):
-        for plot, (case, by_texts) in zip(row, cases.items(), strict=True):
-            for kind, colour in KINDS.items():
-                values = [found[best(found, kind)] / found["plain"] for found in by_texts.values()]
-                plot.plot([*map(int, by_texts)], values, "o-", color=colour, markersize=3, label=kind)
-            plot.set_xscale("log", base=2)
-            plot.set_xticks(NUM_TEXTS, [*map(str, NUM_TEXTS)], fontsize=7)
-            plot.set_title(f"{case}, {temperature}", fontsize=8, loc="left")
-    plots[0, 0].set_ylim(bottom=0)
-    plots[0, 0].legend(frameon=False, fontsize=8)
-    figure.supxlabel("texts at once", fontsize=8)
-    figure.supylabel("predicted, times plain", fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path)
-
-
 def main() -> None:
     options = parser(__doc__ or "", threads=1)
     options.add_argument("acceptance", type=Path, help="a result of benchmarks.trained_drafters")
@@ -163,9 +139,7 @@ def main() -> None:
     data = settings(drafter=args.drafter, acceptance=args.acceptance.name, device_name=passes["device_name"])
     times = passes["passes"][f"{CONTEXT} tokens before"]
     data["found"] = {t: predict(shapes, times) for t, shapes in measured["drafters"][args.drafter].items()}
-    file = args.output.with_suffix(".png")
-    publish(args.output, data, report(data, file.name))
-    picture(data, file)
+    publish(args.output, data, report(data))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.common.prompts import DEMO, encode
 from benchmarks.common.settings import RESULTS, SAMPLING, load_average, markdown_table, parser, publish, settings
-from benchmarks.hybrids import whole
+from benchmarks.hybrids.models import qwen_with_successors
 from benchmarks.peers.contestants import PLAIN
 from benchmarks.peers.report import as_plain, ms_per_token, speed, tokens_per_pass
 from treespec import optimize
@@ -114,7 +114,7 @@ def kinds(mtp: Path | None) -> dict[str, Kind]:
         "in 8 bits (treespec.optimize)": Kind(in_8_bits),
         "LoRA": Kind(with_lora),
         "bfloat16": Kind(lambda: smollm2_named(dtype=torch.bfloat16)),
-        "hybrid, random": Kind(lambda: whole.build(768, 12, seed=0), random_prompts),
+        "hybrid, random": Kind(lambda: qwen_with_successors(768, 12, seed=0), random_prompts),
         "multimodal, tiny": Kind(multimodal, random_prompts),
         "tiny": Kind(tiny, random_prompts),
         "pretended accelerator, tiny": Kind(

@@ -6,7 +6,7 @@ GSM8K's, with some of a file's, or those that `treespec adapt` holds out of a fi
 what the output file has of the same prompts stays.
 
     python -m benchmarks.trained_drafters head=shipped mtp=runs/mtp/drafter
-    python -m benchmarks.trained_drafters head=shipped adapted=adapted/drafter --adapted-to sql.jsonl
+    python -m benchmarks.trained_drafters head=shipped adapted=adapted/drafter --adapted-to benchmarks/common/sql.jsonl
 """
 
 from __future__ import annotations

@@ -18,10 +18,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = ("treespec", "benchmarks", "recipes", "examples", "hub", "docs", "tests")
 KINDS = ("*.py", "*.md", "*.sh", "*.cpp")
 PROMPTS = {
-    "benchmarks/common/prompts.py",
-    *(f"recipes/smollm2_head/{name}.py" for name in ("chat", "code", "open_talk", "openings", "passages", "problems")),
-    "recipes/smollm2_head/further.py",
-    "recipes/smollm2_head/words.py",
+    f"recipes/smollm2_head/{name}.py" for name in ("chat", "code", "open_talk", "openings", "passages", "problems")
 }
 """Texts for a model, whatever their words."""
 

@@ -339,38 +339,3 @@ def sibling_probs(siblings: str | None, draft: Tensor, token: int, num_siblings:
     odds = draft.double() / (1 - draft.double())
     others = odds.sum() - odds[token] if prob < 1 else torch.zeros(())
     return [prob, prob * float(others)]
-
-
-class SyntheticDistributions:
-    """A target whose scores are normal in every context, and a draft whose scores are the target's plus normal noise.
-
-    Args:
-        seed: of all texts.
-        temperature: both models' temperature.
-        vocab_size: V.
-        spread: standard deviation of the target's scores.
-        noise: standard deviation of the draft's error.
-    """
-
-    def __init__(
-        self, seed: int, temperature: float, vocab_size: int = 500, spread: float = 2.5, noise: float = 1.0
-    ) -> None:
-        self._seed, self._temperature, self._size = seed, temperature, vocab_size
-        self._spread, self._noise = spread, noise
-        self._pairs: dict[Context, tuple[Tensor, Tensor]] = {}
-
-    def target(self, contexts: Sequence[Context]) -> list[Tensor]:
-        return [self._pair(context)[0] for context in contexts]
-
-    def draft(self, contexts: Sequence[Context]) -> list[Tensor]:
-        return [self._pair(context)[1] for context in contexts]
-
-    def _pair(self, context: Context) -> tuple[Tensor, Tensor]:
-        if context not in self._pairs:
-            seed = hash((self._seed, *context)) % 2**63  # Hashes of integers are the same in every process.
-            normal = torch.randn(2, self._size, generator=torch.Generator().manual_seed(seed))
-            target = self._spread * normal[0]
-            scores = torch.stack([target, target + self._noise * normal[1]])
-            probs = (scores / self._temperature).softmax(-1)
-            self._pairs[context] = probs[0], probs[1]
-        return self._pairs[context]

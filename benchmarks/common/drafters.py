@@ -135,10 +135,3 @@ DRAFTERS: dict[str, Entry] = {
         is_learning=True,
     ),
 }
-
-PARTS = {
-    "recycling + suffix, cold": ("recycling, cold", "suffix, request only"),
-    "recycling + suffix, warm": ("recycling, warm", "suffix, warm"),
-    "draft model + recycling + suffix, warm": ("draft model", "recycling, warm", "suffix, warm"),
-}
-"""What merged drafters are made of."""

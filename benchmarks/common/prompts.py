@@ -10,6 +10,7 @@ import gzip
 import importlib
 import importlib.util
 import json
+import tomllib
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -26,45 +27,7 @@ class Prompt(NamedTuple):
     text: str
 
 
-DEMO = (
-    Prompt("chat", "What should I see on a first visit to Lisbon? Give me a short list with one sentence each."),
-    Prompt(
-        "code", "Write a Python function that returns the n-th Fibonacci number, with a docstring and two examples."
-    ),
-    Prompt(
-        "rewrite",
-        "Correct the mistakes in this function and return the whole function:\n\n"
-        "def average(numbers):\n    total = 0\n    for number in numbers:\n        total = total - number\n"
-        "    return total / len(number)\n\n"
-        "def largest(numbers):\n    best = numbers[0]\n    for number in numbers:\n        if number < best:\n"
-        "            best = number\n    return best",
-    ),
-    Prompt(
-        "maths",
-        "A baker sells 12 loaves at 3 dollars each and 20 rolls at 50 cents each. Flour costs her 14 dollars. "
-        "How much does she earn? Explain step by step.",
-    ),
-    Prompt(
-        "summary",
-        "Summarise in two sentences:\n\nThe lighthouse on the northern cape was built in 1874, after three ships had "
-        "been lost on the rocks within one winter. Its first keeper, a retired sailor, lived there with his family for "
-        "thirty years and wrote down the weather three times a day. His notebooks, found in the attic in 1998, are now "
-        "used by climate researchers, because no other station on that coast recorded wind and temperature so early.",
-    ),
-    Prompt(
-        "extraction",
-        "List every name, date and place in this text, one per line:\n\nOn 4 May 1911 Clara Jensen left Bergen for "
-        "Hull. She met Thomas Reid in Leeds on 12 June 1911, and they were married in Edinburgh on 3 January 1913.",
-    ),
-    Prompt(
-        "translation", "Translate to French: The train to the coast leaves at eight and arrives shortly before noon."
-    ),
-    Prompt(
-        "JSON",
-        "Write a JSON array of five books. Each book is an object with the keys title, author, year and pages.",
-    ),
-    Prompt("story", "Tell a short story about a clockmaker who finds a watch that runs backwards."),
-)
+DEMO = [Prompt(*item) for item in tomllib.loads((Path(__file__).parent / "demo.toml").read_text()).items()]
 
 
 def human_eval() -> list[Prompt]:

@@ -68,7 +68,7 @@ def digest(*chosen: Any, files: Iterable[Path] = ()) -> str:
     """A digest of settings, files, the package and the benchmarks: no results of other ones are reused."""
     hasher = hashlib.sha256(repr(chosen).encode())
     for package in (Path(treespec.__file__ or "").parent, Path(__file__).parents[1]):
-        files = [*files, *sorted(package.rglob("*.py"))]
+        files = [*files, *sorted(package.rglob("*.py")), *sorted(package.rglob("*.toml"))]
     for file in files:
         hasher.update(file.read_bytes())
     return hasher.hexdigest()[:16]

@@ -19,26 +19,22 @@ from typing import Any
 import jsonschema
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.common.drafters import warm_start
 from benchmarks.common.estimates import quotient, ratio
 from benchmarks.common.prompts import Prompt, encode
 from benchmarks.common.settings import RESULTS, digest, load_average, markdown_table, parser, publish, settings
-from benchmarks.grammar.schemas import NEW_TOKENS, TASKS, compiler, processor
+from benchmarks.grammar.schemas import FILE, NEW_TOKENS, TASKS, compiler, processor
 from treespec import TreeSpeculation, load_drafter, optimize, shipped_head
 from treespec.hf.loading import smollm2
-from treespec.lab.measure.estimates import bootstrap
 from treespec.lab.measure.paired import Bench, Contestant, Run, in_turn
 from treespec.lab.store import Store
-from treespec.viz import ACCEPTED, REFERENCE
 
 FREE, UNDER = "free text", "JSON schema"
 FREE_TOKENS = 48
 PLAIN, LOOKUPS, HEAD, MERGED = "plain", "lookups, tree", "head, tree", "head + lookups, tree"
 TOKENS_ONLY = f"{LOOKUPS}, forced tokens only"
-CONTESTANTS = (PLAIN, LOOKUPS, HEAD, MERGED)
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,9 @@ def measure(args: argparse.Namespace, model: Any, tokenizer: Any, console: Conso
     """By temperature: rounds, one per request. Finished rounds are kept in the user's cache folder."""
     requests = [(task, TASKS[task].requests[n]) for n in range(4) for task in TASKS][: args.requests]
     inputs = {f"{task}: {request}": encode(tokenizer, [Prompt(task, request)]) for task, request in requests}
-    store = Store(smollm2.converted_folder().parent / "grammar" / f"{digest(args.seed, args.threads)}.jsonl")
+    store = Store(
+        smollm2.converted_folder().parent / "grammar" / f"{digest(args.seed, args.threads, files=[FILE])}.jsonl"
+    )
     everyone, found = contestants(model, tokenizer), {}
     for temperature in args.temperatures:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
@@ -148,7 +146,7 @@ def table(rounds: list[dict[str, Any]]) -> str:
 
 def report(data: dict[str, Any]) -> str:
     about = (__doc__ or "").split("\n\n")[1].replace("\n", " ")
-    lines = ["# Text under a JSON schema", "", about, "", "![Times](grammar.png)", ""]
+    lines = ["# Text under a JSON schema", "", about, ""]
     for name, found in data["found"].items():
         rounds = found["rounds"]
         loads = [part["load"] for part in rounds]
@@ -162,28 +160,6 @@ def report(data: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def picture(data: dict[str, Any], path: Any) -> None:
-    """Median milliseconds per token by contestant: free text open, under a schema filled."""
-    found = data["found"]
-    figure = Figure(figsize=(5.5 * len(found), 2.8), dpi=120)
-    plots = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
-    for plot, (title, cell) in zip(plots, found.items(), strict=True):
-        for number, name in enumerate(CONTESTANTS):
-            for kind, colour, shift in ((FREE, REFERENCE, -0.16), (UNDER, ACCEPTED, 0.16)):
-                value, low, high = bootstrap(per_token(cell["rounds"], f"{kind}, {name}"), np.median)
-                label = kind if number == 0 else None
-                plot.barh(number + shift, value, 0.3, color=colour, label=label)
-                plot.plot([low, high], [number + shift] * 2, color="black", linewidth=1)
-                plot.text(high + 0.5, number + shift, f"{value:.1f}", va="center", fontsize=7)
-        plot.set_yticks(range(len(CONTESTANTS)), CONTESTANTS, fontsize=8)
-        plot.set_title(f"{title}: milliseconds per token", fontsize=9, loc="left")
-        plot.spines[["top", "right"]].set_visible(False)
-    plots[0].invert_yaxis()
-    plots[-1].legend(fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
-    figure.tight_layout()
-    figure.savefig(path)
-
-
 def main() -> None:
     options = parser(__doc__ or "")
     options.add_argument("--requests", type=int, default=12)
@@ -195,9 +171,7 @@ def main() -> None:
     data = settings(seed=args.seed)
     with optimize(model):
         data["found"] = measure(args, model, tokenizer, console)
-    output = RESULTS / "grammar" / "grammar.json"
-    picture(data, output.with_suffix(".png"))
-    publish(output, data, report(data))
+    publish(RESULTS / "grammar" / "grammar.json", data, report(data))
 
 
 if __name__ == "__main__":

@@ -1,23 +1,28 @@
-"""Random models of every kind of recurrence, and the passes that they make by themselves."""
+"""Random models of every kind of recurrence, and the passes that they make by themselves; one that writes texts."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+)
 
 from treespec.errors import UnsupportedModelError
 from treespec.hf.introspect import CACHE_ARGUMENTS, CACHE_NAME
 
 _SIZES = {"vocab_size": 512, "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _HEADS = {"num_attention_heads": 8, "num_key_value_heads": 8}
+SUCCESSORS = (1.0, 0.92, 0.85, 0.78)
+"""Weights of a token's likeliest successors in `qwen_with_successors`."""
 
 
 def _types(kind: str, num_layers: int) -> list[str]:
@@ -69,24 +74,6 @@ KINDS: dict[str, tuple[str, Callable[[int, int], dict[str, Any]]]] = {
 }
 """By kind of recurrence: a model type, and what its configuration needs for a hidden size and a number of layers."""
 
-PADDED = ("gated delta rule", "delta rule, decays per channel", "Mamba-2")
-"""Kinds whose own passes pad tokens to chunks of 64 or more, whatever their number."""
-
-
-@contextmanager
-def chunks_of(model: PreTrainedModel, num_tokens: int) -> Iterator[None]:
-    """Inside the model's own passes have chunks of this many tokens, so that passes over these pad nothing."""
-    file = sys.modules[type(model).__module__]
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(getattr(module, "chunk_size", None), int):
-                stack.enter_context(mock.patch.object(module, "chunk_size", num_tokens))
-        for name in ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention"):
-            if hasattr(file, name):
-                function = partial(getattr(file, name), chunk_size=num_tokens)
-                stack.enter_context(mock.patch.object(file, name, function))
-        yield
-
 
 def by_kind(measure: Callable[[PreTrainedModel], Any], kinds: Iterable[str], *sizes: int) -> dict[str, Any]:
     """What is measured of a model of each kind, `sizes`: see `build`; kinds that are not served are named instead."""
@@ -128,3 +115,36 @@ def own_passes(model: PreTrainedModel, prompt: Tensor) -> Callable[[Tensor], Ten
 
     run(prompt)
     return run
+
+
+def qwen_with_successors(size: int, num_layers: int, seed: int) -> Any:
+    """A random hybrid with the layers of Qwen3.5, three gated delta nets to one attention.
+
+    A token's likeliest successors are drawn once and built into the output layer; what the layers add chooses among
+    them. So texts seldom repeat themselves, and what followed a token before is drafted rightly now and then.
+    """
+    config = Qwen3_5TextConfig(
+        vocab_size=512,
+        hidden_size=size,
+        intermediate_size=3 * size,
+        num_hidden_layers=num_layers,
+        layer_types=["full_attention" if (n + 1) % 4 == 0 else "linear_attention" for n in range(num_layers)],
+        num_attention_heads=size // 64,
+        num_key_value_heads=size // 128,
+        head_dim=64,
+        linear_num_key_heads=size // 128,
+        linear_num_value_heads=size // 64,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(seed)
+    model: Any = Qwen3_5ForCausalLM(config).eval()
+    with torch.no_grad():
+        inputs, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        inputs.normal_()
+        successors = [torch.randperm(config.vocab_size) for _ in SUCCESSORS]
+        head.zero_()
+        for weight, order in zip(SUCCESSORS, successors, strict=True):
+            head[order] += weight * inputs / size**0.5
+    return model

@@ -1,8 +1,8 @@
 """Known mistakes of speculative decoding, each planted into the whole engine: what the joint-distribution test has to
 find.
 
-Mistakes of rules are rules with a `verify` of their own, mistakes about trees change what a policy has grown, and
-mistakes of the engine replace one of its functions during a run.
+Mistakes of a rule are a rule with a `verify` of its own, those of the engine replace one of its functions during a run.
+By how much mistakes of rules and about trees shift a distribution, tests/verification/test_mutants.py enumerates.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from treespec.hf.attention.mask import CachedSlots, TreeAttention
 from treespec.hf.cache import slot_cache as slot_cache_module
 from treespec.hf.models import tree_scorer as causal_lm_module
 from treespec.policies import children as children_module
-from treespec.protocols import DraftSource, Frontier, NodeProbs, Proposal, RandomSource, TreePolicy, VerifiableTree
-from treespec.tree import PADDING_PARENT, Path, TreeBatch, Verdict
+from treespec.protocols import Frontier, NodeProbs, Proposal, RandomSource, TreePolicy, VerifiableTree
+from treespec.tree import Path, TreeBatch, Verdict
 from treespec.verification.walks import likelihood_ratio, residual_weights
-
-UNLIKELY = 0.15
 
 
 @dataclass(frozen=True)
@@ -68,125 +66,6 @@ class MistakenRejection:
                 return Verdict(tuple(path), rng.pick(node, probs), is_bonus=not children)
             path.append(accepted)
             parent_rest = rest
-
-
-def _leaf_paths(tree: VerifiableTree, path: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The paths that begin with this one and end in a leaf."""
-    children = tree.children(path[-1])
-    return [whole for child in children for whole in _leaf_paths(tree, (*path, child))] if children else [path]
-
-
-class FreshSamplePerPath:
-    """A target walk that matches every leaf path with samples of its own and keeps the longest match."""
-
-    name = "target_walk"
-    is_lossless = True
-
-    def __init__(self) -> None:
-        self._generator = torch.Generator().manual_seed(0)
-
-    def reason_against(self, trees: TreeBatch) -> None:
-        """None: it verifies every tree."""
-
-    def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict:
-        verdicts = [self._match(tree, path, target_probs) for path in _leaf_paths(tree, (0,))]
-        return max(verdicts, key=lambda verdict: verdict.num_accepted)
-
-    def _match(self, tree: VerifiableTree, leaf_path: tuple[int, ...], target_probs: NodeProbs) -> Verdict:
-        path = [0]
-        while True:
-            node = path[-1]
-            token = int(torch.multinomial(target_probs(node), 1, generator=self._generator))
-            is_leaf = len(path) == len(leaf_path)
-            if is_leaf or tree.token(leaf_path[len(path)]) != token:
-                return Verdict(tuple(path), token, is_bonus=is_leaf)
-            path.append(leaf_path[len(path)])
-
-
-@dataclass(frozen=True)
-class Altered:
-    """A policy whose trees are changed after they were drawn."""
-
-    policy: TreePolicy
-    alter: Callable[[TreeBatch], TreeBatch]
-
-    @property
-    def max_nodes(self) -> int:
-        return self.policy.max_nodes
-
-    def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
-        return self.alter(self.policy.grow(source, max_depth))
-
-
-def forget_replacement(batch: TreeBatch) -> TreeBatch:
-    """Draws without replacement, stored as draws from the whole distribution."""
-    return replace(batch, is_without_replacement=None)
-
-
-def invent_replacement(batch: TreeBatch) -> TreeBatch:
-    """Independent draws, stored as draws without replacement (but for duplicates, which have no such distribution)."""
-    assert batch.draft_index is not None
-    return replace(batch, is_without_replacement=(batch.draft_index >= 0) & ~_is_duplicate(batch))
-
-
-def drop_duplicates(batch: TreeBatch) -> TreeBatch:
-    return _without(batch, _is_duplicate(batch))
-
-
-def drop_unlikely(batch: TreeBatch) -> TreeBatch:
-    return _without(batch, _draft_probs(batch) < UNLIKELY)
-
-
-def resort(batch: TreeBatch) -> TreeBatch:
-    """Siblings in order of falling draft probability."""
-    probs = _draft_probs(batch).tolist()
-    orders = []
-    for row, tree in enumerate(batch.trees):
-        order, level = [], [0]
-        while level:
-            order += level
-            siblings = [sorted(tree.children(node), key=lambda i: -probs[row][i]) for node in level]
-            level = [child for group in siblings for child in group]
-        orders.append(order + list(range(len(order), batch.max_nodes)))
-    return _permute(batch, torch.tensor(orders))
-
-
-def _is_duplicate(batch: TreeBatch) -> Tensor:
-    """bool [B, N]: an earlier sibling holds the same token."""
-    same = [values.unsqueeze(2) == values.unsqueeze(1) for values in (batch.parents, batch.tokens)]
-    return (same[0] & same[1]).tril(-1).any(2) & (batch.parents >= 0)
-
-
-def _draft_probs(batch: TreeBatch) -> Tensor:
-    """float [B, N]: the probability that its own stored distribution gives a node's token, one at the root."""
-    assert batch.draft_probs is not None, "these bugs are about sampled children"
-    assert batch.draft_index is not None
-    probs = batch.draft_probs[batch.draft_index.clamp(min=0), batch.tokens]
-    return torch.where(batch.draft_index >= 0, probs, 1.0)
-
-
-def _without(batch: TreeBatch, is_dropped: Tensor) -> TreeBatch:
-    """The batch less some nodes, bool [B, N], and all their descendants."""
-    is_lost = (batch.ancestors & is_dropped.unsqueeze(1)).any(-1)
-    return batch.keep_nodes((batch.parents != PADDING_PARENT) & ~is_lost)
-
-
-def _permute(batch: TreeBatch, order: Tensor) -> TreeBatch:
-    """The batch with its nodes renumbered: `order` int64 [B, N] lists the old ids."""
-    new_ids = order.argsort(1)
-    parents = torch.where(batch.parents >= 0, new_ids.gather(1, batch.parents.clamp(min=0)), batch.parents)
-
-    def take(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values.gather(1, order)
-
-    return replace(
-        batch,
-        tokens=batch.tokens.gather(1, order),
-        parents=parents.gather(1, order),
-        draft_index=take(batch.draft_index),
-        is_without_replacement=take(batch.is_without_replacement),
-        values=take(batch.values),
-    )
 
 
 class RawDistributions(DraftModel):
@@ -263,23 +142,8 @@ def planted_bugs() -> list[Case]:
         Case(correction, Chain(2), "chain", PLAIN, bug="correction drawn from the target distribution"),
         Case(correction, kary("iid"), "iid", PLAIN, bug="correction drawn from the target distribution"),
         Case(bonus, kary("iid"), "iid", PLAIN, bug="bonus token drawn from the parent's residual"),
-        Case(FreshSamplePerPath(), kary("selected"), "selected", PLAIN, bug="a fresh target sample per path"),
     ]
-    for rule in ("recursive", "traversal"):
-        cases += _tree_bugs(rule) + _engine_bugs(rule)
-    return cases
-
-
-def _tree_bugs(rule: str) -> list[Case]:
-    alterations: list[tuple[str, str, Callable[[TreeBatch], TreeBatch]]] = [
-        ("distribution not renormalised for draws without replacement", "without_replacement", forget_replacement),
-        ("distribution renormalised for independent draws", "iid", invent_replacement),
-        ("duplicate independent siblings removed", "iid", drop_duplicates),
-        ("sampled siblings sorted by probability", "iid", resort),
-        ("sampled siblings sorted by probability", "without_replacement", resort),
-        ("unlikely sampled siblings pruned", "iid", drop_unlikely),
-    ]
-    return [Case(rule, Altered(wide(kind), alter), f"wide {kind}", PLAIN, bug=bug) for bug, kind, alter in alterations]
+    return [*cases, *_engine_bugs("recursive"), *_engine_bugs("traversal")]
 
 
 def _engine_bugs(rule: str) -> list[Case]:

@@ -9,8 +9,8 @@ and a repetition penalty, and every planted bug must be found.
 Next to the p-value is an estimate of the total variation that noise does not inflate: one half of the batches says
 which continuations come too often, and the other half by how much (see `cross_fitted_distance`).
 
-Both result files, benchmarks/results/joint_distribution.{json,md}, are written after every case and name the cases that
-are to come; started again with the same options, an unfinished run goes on where it stopped.
+Finished cases are kept in the user's cache folder: started again with the same options, an unfinished run goes on where
+it stopped. Results: benchmarks/results/joint_distribution/.
 
     python -m benchmarks.joint_distribution [--batches 100] [--rows 2000] [--more | --heads]
 """
@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.common.settings import (
-    RESULTS,
-    load_average,
-    markdown_table,
-    parser,
-    settings,
-    settings_lines,
-    write_json,
-)
+from benchmarks.common.settings import RESULTS, digest, load_average, markdown_table, parser, publish, settings
 from benchmarks.joint_distribution.cases import (
     MIN_P,
     NUM_TOKENS,
@@ -58,6 +50,8 @@ from benchmarks.joint_distribution.cases import (
 from benchmarks.joint_distribution.heads import head_cases
 from benchmarks.joint_distribution.planted_bugs import planted_bugs
 from treespec.commands.console import progress_bar
+from treespec.hf.loading import smollm2
+from treespec.lab.store import Store
 from treespec.testing import g_test
 
 FOUND = 1e-6
@@ -159,7 +153,7 @@ def report(data: dict[str, Any]) -> str:
     )
     return (
         f"# The joint distribution of {NUM_TOKENS} sampled tokens: {'right' if said['is_right'] else 'WRONG'}"
-        f"{' so far' if data['pending'] else ''}\n\n"
+        "\n\n"
         f"Tiny llamas, vocabulary {VOCAB_SIZE}, prompt {PROMPT} (ragged: {RAGGED[1]} too, padded on the left), "
         f"{data['batches']} batches of {data['rows']} rows; warped: temperature {WARPED['temperature']}, top-p "
         f"{WARPED['top_p']}, repetition penalty {WARPED['repetition_penalty']}; min-p {MIN_P['min_p']}. Total "
@@ -168,12 +162,8 @@ def report(data: dict[str, Any]) -> str:
                          [_row(result) for result in right])
         + f"\n{smallest}\n"
         + _bugs_report(bugs)
-        + (f"\nStill to come: {', '.join(data['pending'])}.\n" if data["pending"] else "")
         + f"\nSeeds {data['seed']} to {data['seed'] + data['batches'] - 1}, one per batch; load average "
-        f"{data['load_average']} before, {data['load_average_after']} after"
-        + (", resumed after a stop" if data["is_resumed"] else "")
-        + ". "
-        + settings_lines(data)
+        f"{data['load_average']} before, {data['load_average_after']} after.\n"
     )  # fmt: skip
 
 
@@ -207,51 +197,24 @@ def _missed_note(bugs: list[dict[str, Any]]) -> str:
     return f"Not found: {len(missed)}, of which {sum(_found(r) == 'NO' for r in missed)} above {SMALL}."
 
 
-class _State:
-    """The results so far, on disk: both files are written after every case."""
-
-    def __init__(self, path: Path, names: list[str], args: argparse.Namespace) -> None:
-        self._path, self._names = path, names
-        options = {"batches": args.batches, "rows": args.rows, "seed": args.seed, "prompt": PROMPT}
-        if path.is_file():
-            self.data: dict[str, Any] = json.loads(path.read_text())
-            if self.data["pending"] and all(self.data.get(name) == value for name, value in options.items()):
-                self.data["is_resumed"] = True
-                self.data["results"] = [result for result in self.data["results"] if result["name"] in names]
-                return
-        self.data = settings(**options, is_resumed=False, results=[])
-
-    @property
-    def done(self) -> set[str]:
-        return {result["name"] for result in self.data["results"]}
-
-    def add(self, result: dict[str, Any]) -> None:
-        results = sorted([*self.data["results"], result], key=lambda result: self._names.index(result["name"]))
-        self.data |= {"results": results, "load_average_after": load_average()}
-        self.data["pending"] = [name for name in self._names if name not in self.done]
-        self.data["verdict"] = verdict(results)
-        write_json(self._path, self.data)
-        self._path.with_suffix(".md").write_text(report(self.data))
-
-
 def main() -> None:
     args = _arguments()
     torch.set_num_threads(args.threads)
     console, models = Console(), tiny_models()
     cases = head_cases() if args.heads else planted_bugs() + right_cases() + (more_cases() if args.more else [])
     output = args.output or RESULTS / "joint_distribution" / ("heads.json" if args.heads else "joint_distribution.json")
-    state = _State(output, [case.name for case in cases], args)
+    options = {"batches": args.batches, "rows": args.rows, "seed": args.seed, "prompt": PROMPT}
+    store, data = Store(args.cache / f"{digest(options)}.jsonl"), settings(**options)
     gc.freeze()  # The libraries' objects, or every collection would go through them all.
     with progress_bar(console) as progress:
-        task = progress.add_task("all cases", total=len(cases), completed=0)
-        for case in cases:
-            if case.name not in state.done:
-                result = run_case(case, models, args.batches, args.rows, args.seed, progress)
-                state.add(result)
-                console.print(" | ".join([result["name"], *_row(result)[3:], f"{result['seconds']:.0f} s"]))
-            progress.advance(task)
-    console.print(report(state.data), markup=False, soft_wrap=True)
-    sys.exit(0 if state.data["verdict"]["is_right"] else 1)
+        for case in progress.track(cases, description="all cases"):
+            run = partial(run_case, case, models, args.batches, args.rows, args.seed, progress)
+            result = store.get(case.name, run)
+            console.print(" | ".join([result["name"], *_row(result)[3:], f"{result['seconds']:.0f} s"]))
+    data["results"] = [store[case.name] for case in cases]
+    data |= {"load_average_after": load_average(), "verdict": verdict(data["results"])}
+    publish(output, data, report(data))
+    sys.exit(0 if data["verdict"]["is_right"] else 1)
 
 
 def _arguments() -> argparse.Namespace:
@@ -261,4 +224,5 @@ def _arguments() -> argparse.Namespace:
     options.add_argument("--more", action="store_true", help="try the rules on more sampling schemes of trees")
     options.add_argument("--heads", action="store_true", help="only draft heads, with prompts of two lengths and min-p")
     options.add_argument("--output", type=Path)
+    options.add_argument("--cache", type=Path, default=smollm2.converted_folder().parent / "joint_distribution")
     return options.parse_args()

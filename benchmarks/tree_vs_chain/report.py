@@ -1,4 +1,4 @@
-"""Tables and pictures of what `benchmarks.tree_vs_chain` measured, and its answers to what was claimed."""
+"""Tables of what `benchmarks.tree_vs_chain` measured."""
 
 from __future__ import annotations
 
@@ -6,36 +6,37 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
+from benchmarks.common.estimates import cross_fitted
 from benchmarks.common.settings import markdown_table, settings_lines
-from benchmarks.tree_vs_chain.claims import Lengths, best_tree, claim_lines, lengths_of
-from benchmarks.tree_vs_chain.policies import BINARY, BUDGETS, CHAIN, POLICIES, SEQUOIA
+from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES
 from treespec.lab.measure.estimates import difference
-from treespec.viz import ACCEPTED, INK, NEXT_EDGE, REFERENCE
-from treespec.viz.trees import headed, plain_axes
+
+Lengths = dict[str, dict[int, list[float]]]
+"""Acceptance lengths by policy and drafted tokens, one number per prompt."""
+
+
+def lengths_of(cells: list[dict[str, dict[str, list[int]]]]) -> Lengths:
+    """From counts per prompt: [tokens, steps] by policy and drafted tokens."""
+    return {
+        name: {n: [prompt[name][str(n)][0] / prompt[name][str(n)][1] for prompt in cells] for n in BUDGETS}
+        for name in cells[0]
+    }
+
+
+def best_tree(lengths: Lengths, num_drafted: int) -> tuple[list[float], list[str]]:
+    """The best policy, the chain among them, chosen on other prompts."""
+    return cross_fitted({name: cells[num_drafted] for name, cells in lengths.items()})
 
 
 def write(found: dict[str, Any], folder: Path) -> str:
-    """The report and the picture; returns the report."""
+    """Write the report to the folder and return it."""
     text = "\n".join(["# Trees against chains", "", *acceptance_lines(found)]) + "\n"
-    draw_acceptance(found, folder / "acceptance.png")
     (folder / "tree_vs_chain.md").write_text(text)
     return text
 
 
 def acceptance_lines(found: dict[str, Any]) -> list[str]:
-    lines = [
-        "## Acceptance length",
-        "",
-        _about_acceptance(found),
-        "",
-        "![Acceptance](acceptance.png)",
-        "",
-    ]
-    lines += ["### What was claimed", "", *claim_lines(found), ""]
+    lines = ["## Acceptance length", "", _about_acceptance(found), ""]
     for key, drafters in found["selected"].items():
         lines += [f"### Best tree against the chain, {key}", "", _ABOUT_BEST, ""]
         lines += [best_table({name: lengths_of(cells) for name, cells in drafters.items()})]
@@ -63,47 +64,6 @@ def policy_table(drafters: dict[str, list[Any]]) -> str:
         for policy, by_size in lengths_of(cells).items():
             rows.append([name if policy == CHAIN else "", policy, *(f"{fmean(by_size[n]):.2f}" for n in BUDGETS)])
     return markdown_table(["drafter", "policy", *map(str, BUDGETS)], rows)
-
-
-def draw_acceptance(found: dict[str, Any], path: Path) -> Figure:
-    """One plot per drafter and temperature: acceptance length against drafted tokens."""
-    keys, names = list(found["selected"]), list(next(iter(found["selected"].values())))
-    figure = Figure(figsize=(2.6 * len(names), 2.9 * len(keys) + 0.6), dpi=130, facecolor="white")
-    axes = figure.subplots(len(keys), len(names), squeeze=False, sharex=True)
-    for row, key in enumerate(keys):
-        for column, name in enumerate(names):
-            _draw_lengths(axes[row][column], lengths_of(found["selected"][key][name]))
-            label = "nodes below the root" if row == len(keys) - 1 else ""
-            plain_axes(axes[row][column], f"{name}\n{key}" if row == 0 else key, label, size=7.5)
-    axes[0][0].legend(fontsize=6.5, frameon=False)
-    headed(figure, "Acceptance length: trees and chains")
-    figure.savefig(path)
-    return figure
-
-
-def _draw_lengths(axes: Axes, lengths: Lengths) -> None:
-    for policy in lengths:
-        if policy not in (CHAIN, SEQUOIA, BINARY):
-            axes.plot(BUDGETS, [fmean(lengths[policy][n]) for n in BUDGETS], color="#d5dce2", linewidth=0.8, zorder=1)
-    best = [best_tree(lengths, n)[0] for n in BUDGETS]
-    gains = [difference(values, lengths[CHAIN][n]) for values, n in zip(best, BUDGETS, strict=True)]
-    chain = np.array([fmean(lengths[CHAIN][n]) for n in BUDGETS])
-    axes.fill_between(
-        BUDGETS,
-        chain + [g.low for g in gains],
-        chain + [g.high for g in gains],
-        color=ACCEPTED,
-        alpha=0.15,
-        linewidth=0,
-    )
-    axes.plot(BUDGETS, chain, color=REFERENCE, marker="o", markersize=3, label="chain", zorder=3)
-    for policy, colour in ((BINARY, INK), (SEQUOIA, NEXT_EDGE)):
-        means = [fmean(lengths[policy][n]) for n in BUDGETS]
-        axes.plot(BUDGETS, means, color=colour, linestyle=":", label=policy, zorder=2)
-    axes.plot(BUDGETS, [fmean(v) for v in best], color=ACCEPTED, marker="o", markersize=3, label="best tree", zorder=4)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(BUDGETS, [str(n) for n in BUDGETS])
-    axes.grid(color="#e6eaed", linewidth=0.8)
 
 
 def run_text(run: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Requests for Python: functions of the standard library to complete or explain, functions from examples, free wishes."""
+"""Requests for Python: the standard library's functions to complete or explain, functions from examples, wishes."""
 
 from __future__ import annotations
 
@@ -10,121 +10,36 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from recipes.smollm2_head.words import FIRST_NAMES, FOODS, GOODS, PLACES
+from recipes.smollm2_head.words import WORDS, read_phrases
 
-MODULES = """argparse ast asyncio/tasks base64 bisect calendar cmd code collections/__init__ colorsys configparser contextlib
-copy csv dataclasses datetime difflib dis email/utils enum filecmp fileinput fnmatch fractions ftplib functools genericpath
-getpass gettext glob gzip hashlib heapq html/__init__ http/client imaplib inspect ipaddress json/__init__ keyword
-linecache locale logging/__init__ lzma mailbox mimetypes netrc ntpath numbers opcode operator optparse pathlib pickle
-pickletools pkgutil platform plistlib posixpath pprint profile pstats py_compile queue quopri random re/__init__ reprlib
-sched secrets selectors shelve shlex shutil signal smtplib socket socketserver ssl stat statistics string stringprep
-subprocess symtable sysconfig tabnanny tarfile tempfile textwrap threading timeit token tokenize trace traceback
-types typing urllib/parse urllib/request uuid warnings wave weakref webbrowser xml/dom/minidom xml/etree/ElementTree
-zipapp zipfile turtle bdb doctest unittest/util unittest/case concurrent/futures/thread multiprocessing/util"""
-
-COMPLETE = (
-    "Complete this Python function:\n\n```python\n{}\n```",
-    "Finish the body of the following function and show all of it.\n\n```python\n{}\n```",
-    "Please implement this function in Python.\n\n```python\n{}\n```",
-    "{}\n\nComplete the Python function above. Return only the code.",
-    "Fill in the missing code:\n\n```python\n{}\n```",
-    "Write the rest of this function, then explain it in one sentence:\n\n```python\n{}\n```",
-)
-
-ABOUT_CODE = (
-    "Explain what this Python function does, step by step:\n\n```python\n{}\n```",
-    "Write unit tests for this function:\n\n```python\n{}\n```",
-    "Rewrite this function with type hints and clearer names. Return the whole function.\n\n```python\n{}\n```",
-    "Add comments to every line of this code:\n\n```python\n{}\n```",
-    "Is there a bug in this code? Answer, then show an improved version.\n\n```python\n{}\n```",
-    "Translate this Python code to JavaScript:\n\n```python\n{}\n```",
-)
-
-FREE = (
-    "Write a Python function that {}.",
-    "Write a Python function that {}. Include a docstring and two examples.",
-    "How can I write Python code that {}?",
-    "I need a small Python script that {}. Keep it short.",
-    "Show me two different ways to write a Python function that {}, and compare them.",
-    "Write a Python function that {} and raises a ValueError for bad input. Add a test.",
-    "Write a program that {}. First in Python, then in C++.",
-)
-
-WISHES = """reads a {file} file and prints the {count} longest lines
-converts temperatures between Celsius and {unit}
-merges two dictionaries and adds up the values of shared keys
-downloads a web page and saves all of its links to a {file} file
-sorts a list of {things} by price and then by name
-groups a list of {things} by their first letter
-draws {count} random names from a list without repetition
-formats a number of seconds as hours, minutes and seconds
-checks whether a password has at least {count} characters, a digit and a capital letter
-splits a list into chunks of {count}
-removes duplicate {things} from a list but keeps their order
-computes the average, the median and the standard deviation of the column "{column}" in a CSV file
-prints a multiplication table up to {count}
-finds all files that are larger than {count} megabytes in a folder
-parses dates such as "2021-{month:02d}-05" and returns the weekday
-simulates rolling {count} dice and draws a histogram with text
-implements a queue with two stacks
-implements binary search on a sorted list of {things}
-implements a bank account class with deposits, withdrawals and an overdraft of {count} dollars
-implements a timer as a context manager
-implements a linked list with insert, delete and search
-implements an LRU cache with room for {count} items
-renames all {file} files in a folder so that they start with a date
-prints a calendar of month {month} as text
-reads a JSON list of {things} and writes it as CSV, with the columns name and {column}
-solves a maze given as a list of strings with breadth-first search
-plays rock, paper, scissors for {count} rounds and keeps the score
-computes compound interest over {count} years
-retries another function up to {count} times with growing pauses
-finds the shortest path between two cities in a weighted graph
-flattens a nested list of any depth
-turns a snake_case name into camelCase
-counts the lines of code, comments and blank lines in a Python file
-compares two folders and prints which {file} files differ
-draws a triangle of stars with {count} rows
-sends a reminder at {count} o'clock every day
-rotates a matrix by 90 degrees
-transposes a table that is given as a list of rows
-stores {things} in an SQLite table and finds those with a {column} above {count}
-reads key=value pairs from a configuration file
-encodes a text with run lengths and decodes it again
-generates a random maze of {count} by {count} cells
-returns the {count} most common pairs of neighbouring words of a text
-converts an RGB colour to HSV
-estimates pi with {count}000 random points
-prints a progress bar for a long loop
-schedules a tournament for {count} teams from {place}
-splits a bill among {count} friends and rounds to cents""".splitlines()
+LINES, OWN = read_phrases("code")
 
 
 def complete_library(rng: Random) -> str:
     head, _ = rng.choice(library_functions())
-    return rng.choice(COMPLETE).format(head)
+    return rng.choice(LINES["complete"]).format(head)
 
 
 def about_library(rng: Random) -> str:
     sources = [source for _, source in library_functions() if 80 < len(source) < 800]
-    return rng.choice(ABOUT_CODE).format(rng.choice(sources))
+    return rng.choice(LINES["about_code"]).format(rng.choice(sources))
 
 
 def complete_from_examples(rng: Random) -> str:
-    return rng.choice(COMPLETE).format(rng.choice((_numbers, _text, _records))(rng))
+    return rng.choice(LINES["complete"]).format(rng.choice((_numbers, _text, _records))(rng))
 
 
 def ask_freely(rng: Random) -> str:
-    wish = rng.choice(WISHES).format(
+    wish = rng.choice(LINES["wishes"]).format(
         file=rng.choice(("text", "CSV", "JSON", "log", "Markdown", "configuration")),
         count=rng.randint(3, 20),
         unit=rng.choice(("Fahrenheit", "Kelvin")),
-        things=rng.choice((*GOODS, "books", "songs", "students", "cities", "orders", "invoices", "players")),
+        things=rng.choice((*WORDS["goods"], "books", "songs", "students", "cities", "orders", "invoices", "players")),
         column=rng.choice(("price", "weight", "age", "rating", "year", "distance", "score")),
         month=rng.randint(1, 12),
-        place=rng.choice(PLACES),
+        place=rng.choice(WORDS["place"]),
     )
-    return rng.choice(FREE).format(wish)
+    return rng.choice(LINES["free"]).format(wish)
 
 
 KINDS: tuple[Callable[[Random], str], ...] = (
@@ -145,7 +60,7 @@ KINDS: tuple[Callable[[Random], str], ...] = (
 def library_functions() -> list[tuple[str, str]]:
     """Head with docstring, and whole source, of the standard library's public functions of a readable size."""
     folder, found = Path(sysconfig.get_path("stdlib")), []
-    for module in MODULES.split():
+    for module in OWN["modules"]:
         text = (folder / f"{module}.py").read_text(encoding="utf-8") if (folder / f"{module}.py").is_file() else ""
         for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
@@ -257,7 +172,12 @@ def _text(rng: Random) -> str:
 
     returns = {str: "str", int: "int", list: "list[str]", dict: "dict[str, int]"}[type(solve("a"))]
     head = f"def {result.name}_of_words_{choice.name}(text: str) -> {returns}:"
-    pool = [word.lower() for group in (FOODS, GOODS, PLACES, FIRST_NAMES) for word in group if " " not in word]
+    pool = [
+        word.lower()
+        for group in (WORDS["foods"], WORDS["goods"], WORDS["place"], WORDS["name"])
+        for word in group
+        if " " not in word
+    ]
     cases = [" ".join(rng.sample(pool, rng.randint(3, 5))) for _ in range(2)]
     return _function(rng, head, f"{result.words} of `text` that {choice.words}.", solve, cases)
 
@@ -295,7 +215,7 @@ def _records(rng: Random) -> str:
     def solve(rows: list[dict]) -> Any:
         return result.do([row for row in rows if (row[key] > limit) == is_above])
 
-    pool = FIRST_NAMES if label == "name" else GOODS
+    pool = WORDS["name"] if label == "name" else WORDS["goods"]
     cases = [[{label: word, key: rng.randint(1, 99)} for word in rng.sample(pool, rng.randint(2, 3))] for _ in range(2)]
     return _function(rng, head, words, solve, cases)
 

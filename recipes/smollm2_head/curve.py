@@ -22,10 +22,10 @@ MEASURES = {
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """One evaluation per line: the variant, the steps, the tokens read, and `MEASURES`."""
+    """One evaluation per line: the steps, the tokens read, and `MEASURES`."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [
-        {"variant": line["variant"], "step": line["step"], "tokens": line["tokens"]}
+        {"step": line["step"], "tokens": line["tokens"]}
         | {name: round(line[name], 4) for name in ("acceptance", "tree_16", "overlap")}
         | {"chain_4": round(line["chain"]["4"], 4), "sampled_chain_4": round(line["sampled_chain"]["4"], 4)}
         for line in lines

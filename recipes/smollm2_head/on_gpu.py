@@ -1,9 +1,8 @@
-"""The head that ships, and variants of it, trained on a GPU: text, features and training in one process.
+"""The head that ships, trained on a GPU: text, features and training in one process.
 
-The target writes `--texts` tokens, then every batch is read by it once for all variants, which differ in their draft
-vocabulary, their layers, and whether their output rows are trained. Everything follows the clock: `--minutes` of
-training, with evaluations on texts that are held out, whose lines (`curve.jsonl`) are the curve of tokens against acceptance.
-The texts, the variants' files and the curve lie in `--out`.
+It begins as the head that ships, and its output rows are trained too. The target writes `--texts` tokens. Everything
+follows the clock: `--minutes` of training, with evaluations on texts that are held out, whose lines (`curve.jsonl`) are
+the curve of tokens against acceptance. The texts, the head's files and the curve lie in `--out`.
 
     python -m recipes.smollm2_head.on_gpu --out runs --texts 16000000 --minutes 9
 """
@@ -15,7 +14,6 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from random import Random
@@ -29,7 +27,7 @@ from recipes.smollm2_head.corpus import MODEL_NAME, Text, append, read_corpus
 from recipes.smollm2_head.messages import FIRST_KINDS, LATER_KINDS, Messages
 from recipes.smollm2_head.slots import Job, Slots
 from treespec import shipped_head
-from treespec.heads.eagle3.module import unroll
+from treespec.heads.eagle3.module import Eagle3Head, unroll
 from treespec.hf.introspect import pick_layers
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.heads import load_head
@@ -41,7 +39,6 @@ from treespec.training.loop import BETAS, MAX_GRADIENT_NORM, WEIGHT_DECAY, CastW
 from treespec.training.objective import Draft, Objective
 from treespec.training.options import TrainingConfig
 from treespec.training.text.batch import Message
-from treespec.training.train import choose_vocabulary
 
 HIDDEN_LAYERS = (2, 15, 27)
 MAX_MESSAGE = 160
@@ -59,30 +56,6 @@ LOGITS_ROWS = 8192
 NUM_HELD_OUT = 160
 BUCKET = 64
 """Batches that are sorted by length together."""
-
-
-@dataclass
-class Variant:
-    """A head in training.
-
-    Args:
-        vocabulary: draft tokens; the shipped head's own if that is their number.
-        num_layers: decoder layers.
-        has_own_rows: the output rows are trained.
-    """
-
-    name: str
-    vocabulary: int = 8192
-    num_layers: int = 1
-    has_own_rows: bool = False
-
-
-VARIANTS = (
-    Variant("same"),
-    Variant("rows", has_own_rows=True),
-    Variant("vocabulary", vocabulary=16384),
-    Variant("layers", num_layers=2, has_own_rows=True),
-)
 
 
 def write_texts(model: Any, tokenizer: Any, args: argparse.Namespace) -> list[Text]:
@@ -190,7 +163,7 @@ class Features:
 
 
 def draft_starts(texts: Sequence[Text], num_depths: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """By depth, the rows and starts of drafts whose token the target chose: known here, so that no GPU is waited for."""
+    """By depth, rows and starts of drafts whose token the target chose: known here, so that no GPU is waited for."""
     found = []
     for depth in range(num_depths):
         rows = [(row, max(text.first - 1 - depth, 0), len(text.tokens) - 2 - depth) for row, text in enumerate(texts)]
@@ -229,11 +202,10 @@ class PlacedLearner(Eagle3Learner):
 
 
 class Trainee:
-    """A variant with its optimiser."""
+    """The head with its optimiser."""
 
-    def __init__(self, variant: Variant, model: Any, texts: Sequence[Text], config: TrainingConfig) -> None:
-        self.variant, self.config = variant, config
-        self.learner = make_learner(variant, model, texts, config)
+    def __init__(self, model: Any, config: TrainingConfig) -> None:
+        self.learner = make_learner(model, config)
         device = model.lm_head.weight.device
         self.objective = Objective(self.learner, model.config.vocab_size, config.depth_decay).to(device)
         trained = [weight for weight in self.objective.parameters() if weight.requires_grad]
@@ -272,30 +244,19 @@ class Trainee:
         }
 
 
-def make_learner(variant: Variant, model: Any, texts: Sequence[Text], config: TrainingConfig) -> PlacedLearner:
-    """A head with the shipped one's weights where it has them; a second layer that changes nothing at first."""
+def make_learner(model: Any, config: TrainingConfig) -> PlacedLearner:
+    """The shipped head in float32, its output rows to be trained too."""
     trained = load_head(shipped_head(smollm2.NAME), model, torch.float32)
-    config = replace(config, num_layers=variant.num_layers)
-    ids = trained.target_ids.cpu()
-    if len(ids) != variant.vocabulary:
-        tokens = torch.from_numpy(np.concatenate([text.tokens.astype(np.int64) for text in texts]))
-        ids = choose_vocabulary(tokens, torch.empty(0, 1), model.config.vocab_size, variant.vocabulary)
-    begun: Any = trained if variant.num_layers == 1 else None
-    head = make_eagle3(model, ids, HIDDEN_LAYERS, config, begun).head
-    if begun is None:
-        own = {name: weight for name, weight in trained.state_dict().items() if "lm_head" not in name}
-        head.load_state_dict(own, strict=False)
-        for layer in list(head.layers)[1:]:
-            for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
-                torch.nn.init.zeros_(layer.get_parameter(name))
+    assert isinstance(trained, Eagle3Head)
+    head = make_eagle3(model, trained.target_ids.cpu(), HIDDEN_LAYERS, config, trained).head
     learner = PlacedLearner(head, config.depths)
-    learner.has_own_rows = variant.has_own_rows
-    head.lm_head.requires_grad_(variant.has_own_rows)
+    learner.has_own_rows = True
+    head.lm_head.requires_grad_(True)
     return learner
 
 
 def train(model: Any, texts: Sequence[Text], out: Path, args: argparse.Namespace) -> None:
-    """Train all variants for `args.minutes`; evaluated at the beginning, `args.evaluations` times and at the end."""
+    """Train for `args.minutes`; evaluated at the beginning, `args.evaluations` times and at the end."""
     held_out = sorted((text for text in texts if text.is_held_out), key=lambda text: text.order)[:NUM_HELD_OUT]
     chosen = [text for text in texts if not text.is_held_out and len(text.tokens) - 2 > text.first]
     say(
@@ -304,41 +265,38 @@ def train(model: Any, texts: Sequence[Text], out: Path, args: argparse.Namespace
     config = TrainingConfig(
         num_depths=args.depths, learning_rate=args.learning_rate, warmup_steps=100, tv_weight=0.7, tv_start=0.5
     )
-    variants = [variant for variant in VARIANTS if variant.name in args.variants]
-    trainees = [Trainee(variant, model, chosen, config) for variant in variants]
+    trainee = Trainee(model, config)
     features, apart = (Features(model, part, args.batch_tokens, args.seed) for part in (chosen, held_out))
     order, device = iter(()), model.lm_head.weight.device
     start, step, tokens, evaluations = time.perf_counter(), 0, 0, 0
     while (share := (time.perf_counter() - start) / (60 * args.minutes)) < 1:
         if share >= evaluations / args.evaluations:
-            report(trainees, apart, out, step, tokens)
+            report(trainee, apart, out, step, tokens)
             evaluations += 1
         if (group := next(order, None)) is None:
             order = features.order()
             group = next(order)
         batch, where = features.read(group), draft_starts(group, config.depths, device)
         rate, tv_weight = learning_rate(config, step, share), config.tv_weight * (share >= config.tv_start)
-        losses = [trainee.step(batch, where, rate, tv_weight) for trainee in trainees]
+        loss = trainee.step(batch, where, rate, tv_weight)
         step, tokens = step + 1, tokens + sum(len(text.tokens) for text in group)
         if step % LOG_EVERY == 0:
-            shown = [float(loss) for loss in losses]
-            say(f"step {step:,}, {tokens:,} tokens, {tokens / (time.perf_counter() - start):,.0f} per second: {shown}")
-            if not all(map(math.isfinite, shown)):
-                raise FloatingPointError(f"the losses of step {step} are {shown}")
-    report(trainees, apart, out, step, tokens)
+            speed = tokens / (time.perf_counter() - start)
+            say(f"step {step:,}, {tokens:,} tokens, {speed:,.0f} per second: {float(loss)}")
+            if not math.isfinite(float(loss)):
+                raise FloatingPointError(f"the loss of step {step} is {float(loss)}")
+    report(trainee, apart, out, step, tokens)
 
 
-def report(trainees: Sequence[Trainee], apart: Features, out: Path, step: int, tokens: int) -> None:
-    """Evaluate the variants and write their files."""
+def report(trainee: Trainee, apart: Features, out: Path, step: int, tokens: int) -> None:
+    """Evaluate the head and write its files."""
     with torch.no_grad():
         batches = [(group, apart.read(group)) for group in apart.order()]
-    for trainee in trainees:
-        found = trainee.evaluate(batches)
-        line = {"variant": trainee.variant.name, "step": step, "tokens": tokens} | found
-        with (out / "curve.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        say(str({name: value for name, value in line.items() if not isinstance(value, (list, dict))}))
-        trainee.learner.save(out / trainee.variant.name, MODEL_NAME, torch.float16)
+    line = {"step": step, "tokens": tokens} | trainee.evaluate(batches)
+    with (out / "curve.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    say(str({name: value for name, value in line.items() if not isinstance(value, (list, dict))}))
+    trainee.learner.save(out / "head", MODEL_NAME, torch.float16)
 
 
 def main() -> None:
@@ -352,7 +310,6 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--depths", type=int, default=5)
     parser.add_argument("--evaluations", type=int, default=6)
-    parser.add_argument("--variants", nargs="+", default=[variant.name for variant in VARIANTS])
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.manual_seed(args.seed)

@@ -1,7 +1,7 @@
 """Text by the hundred thousand tokens per second: thousands of rows on a GPU, each at its own position.
 
 A row that ends takes the next message at once, so that no pass is made for empty rows, and a step is one CUDA graph.
-Prompts are read token by token like everything else. The pass is llama's, written out over one cache of keys and values.
+Prompts are read token by token like everything else. The pass is llama's, over one cache of keys and values.
 """
 
 from __future__ import annotations

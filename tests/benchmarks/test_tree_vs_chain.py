@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,6 @@ from benchmarks.common.prompts import Prompt
 from benchmarks.common.recorded import Text
 from benchmarks.tree_vs_chain import acceptance as tree_acceptance
 from benchmarks.tree_vs_chain import cells as tree_cells
-from benchmarks.tree_vs_chain import claims as tree_claims
 from benchmarks.tree_vs_chain import replay as replay_module
 from benchmarks.tree_vs_chain import report as tree_report
 from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES, measuring_policy
@@ -211,9 +209,7 @@ def tiny_models(pair, monkeypatch):
     monkeypatch.setattr(tree_cells, "BUDGETS", BUDGETS[:4])
     few = {name: POLICIES[name] for name in (CHAIN, "k-ary", "sequoia", "best first")}
     monkeypatch.setattr(tree_cells, "POLICIES", few)
-    for module in (tree_report, tree_claims):
-        monkeypatch.setattr(module, "BUDGETS", BUDGETS[:4])
-    monkeypatch.setattr(tree_claims, "SEQUOIA_BUDGETS", (4, 8))
+    monkeypatch.setattr(tree_report, "BUDGETS", BUDGETS[:4])
     models = object.__new__(tree_cells.Models)
     models.target, models.drafts = model, {drafters.DRAFT: draft}
     models.tokenizer = SimpleNamespace(eos_token_id=-1)  # pyright: ignore[reportAttributeAccessIssue]
@@ -228,7 +224,7 @@ def test_whole_run_on_tiny_models(tiny_models, tmp_path):
     progress = SimpleNamespace(add_task=lambda *_, **__: 0, update=lambda *_, **__: None, advance=lambda *_: None)
     found = tree_acceptance.measure(args, tiny_models, sets, tmp_path, progress)  # pyright: ignore
     assert set(found["selected"]["T=0"]) == set(names)
-    lengths = tree_claims.lengths_of(found["selected"]["T=0"]["draft model"])
+    lengths = tree_report.lengths_of(found["selected"]["T=0"]["draft model"])
     assert all(value >= 1 for cells in lengths.values() for values in cells.values() for value in values)
     assert lengths["best first"][1] == lengths[CHAIN][1]
     again = tree_acceptance.measure(args, tiny_models, sets, tmp_path, progress)  # pyright: ignore
@@ -236,9 +232,7 @@ def test_whole_run_on_tiny_models(tiny_models, tmp_path):
     run = {"command": "c", "processor": "p", "threads": 1, "versions": {}, "seed": 0, "new_tokens": 8, "seconds": 1}
     run |= {"load_average": 0.0, "load_average_after": 0.0}
     report = tree_report.write(json.loads(json.dumps(found | {"run": run, "calls": [run]})), tmp_path)
-    assert "of 24 cells" in report
-    assert re.search("Merged drafters .* in [0-9]+ of 16 cells, worse beyond it in", report)
-    assert (tmp_path / "acceptance.png").stat().st_size > 10_000
+    assert report.count("| gain |") == 8
 
 
 def test_a_warm_merge_begins_with_what_other_texts_taught(pair, text):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from helpers.tiny import noisy_copy, prompt, tiny_llama
+from torch import Tensor
 
 from benchmarks.common import recorded
 from benchmarks.common.acceptance import (
     TREES,
+    Context,
     Kind,
-    SyntheticDistributions,
     accepted_by_rule,
     binary_paths,
     grow,
@@ -28,8 +30,8 @@ from benchmarks.common.acceptance import (
 from benchmarks.common.estimates import quotient
 from benchmarks.common.prompts import Prompt
 from benchmarks.common.recorded import RecordedDistributions, Text, without_layers
-from benchmarks.verification import run as verification
-from benchmarks.verification.report import DEFAULT, DETERMINISTIC, draw, factors, report
+from benchmarks.verification import __main__ as verification
+from benchmarks.verification.report import DEFAULT, DETERMINISTIC, factors, report
 from treespec.hf import TreeScorer
 from treespec.lab.store import Store
 from treespec.literature.optimum import shape_inclusion, tree_bound
@@ -39,13 +41,31 @@ from treespec.tree import IID, MIXED, WITHOUT_REPLACEMENT
 from treespec.verification import RULES
 
 
-def toy_distributions(seed: int, vocab_size: int = 5) -> SyntheticDistributions:
-    return SyntheticDistributions(seed, 1.0, vocab_size, spread=1.5, noise=0.8)
+class ToyDistributions:
+    """A target whose scores are normal in every context, and a draft whose scores are those plus normal noise."""
+
+    def __init__(self, seed: int, vocab_size: int = 5, noise: float = 0.8) -> None:
+        self._seed, self._size, self._noise = seed, vocab_size, noise
+        self._pairs: dict[Context, Tensor] = {}
+
+    def target(self, contexts: Sequence[Context]) -> list[Tensor]:
+        return [self._pair(context)[0] for context in contexts]
+
+    def draft(self, contexts: Sequence[Context]) -> list[Tensor]:
+        return [self._pair(context)[1] for context in contexts]
+
+    def _pair(self, context: Context) -> Tensor:
+        if context not in self._pairs:
+            seed = hash((self._seed, *context)) % 2**63  # Hashes of integers are the same in every process.
+            normal = torch.randn(2, self._size, generator=torch.Generator().manual_seed(seed))
+            target = 1.5 * normal[0]
+            self._pairs[context] = torch.stack([target, target + self._noise * normal[1]]).softmax(-1)
+        return self._pairs[context]
 
 
 @pytest.mark.parametrize("kind", TREES)
 def test_mean_accepted_equals_plain_enumeration(kind):
-    distributions = toy_distributions(seed=1)
+    distributions = ToyDistributions(seed=1)
     tree = grow(TREES[kind], 6, distributions, [0, 1], seed=2)[1]
     paths = [tuple(tree.token(i) for i in tree.path_to(node)) for node in range(tree.num_nodes)]
     assert {paths[node] for node in inner_contexts(tree)} == set(inner_contexts(tree).values())
@@ -64,13 +84,13 @@ def test_shapes():
     assert rank_paths(5) == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
     for size in verification.SIZES:
         for name, kind in TREES.items():
-            num_nodes = grow(kind, size, toy_distributions(0, vocab_size=40), [0], seed=0)[0].num_nodes
+            num_nodes = grow(kind, size, ToyDistributions(0, vocab_size=40), [0], seed=0)[0].num_nodes
             assert num_nodes == size or (name == "stochastic beam" and size - 2 < num_nodes < size)
 
 
 @pytest.mark.parametrize("siblings", [IID, WITHOUT_REPLACEMENT])
 def test_sampled_bound_has_the_mean_of_the_whole_tree_bound(siblings):
-    probs, size = SyntheticDistributions(3, 1.0, vocab_size=6, spread=1.5, noise=2.0), 6
+    probs, size = ToyDistributions(3, vocab_size=6, noise=2.0), 6
     kind = Kind(lambda n: None, siblings=siblings)  # pyright: ignore
     samples = [sampled_bound(kind, size, probs, path) for path in target_paths(probs, [0] * 2000, 3, seed=0)]
     inclusion = shape_inclusion(
@@ -163,36 +183,17 @@ def test_whole_run_on_a_tiny_model(monkeypatch, tmp_path):
     monkeypatch.setattr(verification, "without_layers", lambda model: without_layers(model, (1,)))
     monkeypatch.setattr(recorded, "encode", lambda *_: encoded)
     monkeypatch.setattr(verification, "prompts", lambda: [Prompt("one", ""), Prompt("two", "")])
-    monkeypatch.setattr(
-        verification, "SyntheticDistributions", lambda seed, t: SyntheticDistributions(seed, t, vocab_size=30)
-    )
     monkeypatch.setattr(verification, "SIZES", (4, 8))
-    monkeypatch.setattr(verification, "WIDTHS", (1, 2))
     tokenizer = SimpleNamespace(eos_token_id=0)
-    args = argparse.Namespace(
-        positions=2, contexts=4, draws=1, bound_paths=2, new_tokens=6, seed=0, parts=["node", "trees"]
-    )
-    store = Store(None)
-    results = verification.measure_synthetic(args, store)
-    results |= verification.measure_real(args, store, model, tokenizer, tmp_path)  # pyright: ignore[reportArgumentType]
-    assert len(results[f"contexts, node, {verification.REAL}, T=1.0"]["same_top"]) == 2
-    for part in (part for case, part in results.items() if case.startswith("node, ")):
-        for cell, rules in part.items():
-            for name in (name for name in rules if name in RULES and RULES[name].is_lossless):
-                if "selected" in cell:
-                    assert rules[name] == pytest.approx(rules["optimum"], abs=1e-4)
-    trees = results[f"trees, {verification.REAL}, T=1.0"]
+    args = argparse.Namespace(contexts=4, draws=1, bound_paths=2, new_tokens=6, seed=0)
+    results = verification.measure(args, Store(None), model, tokenizer, tmp_path)  # pyright: ignore[reportArgumentType]
+    about, trees = results["T=1.0"]["contexts"], results["T=1.0"]["cells"]
     assert trees["n=8, chain"]["block"] == pytest.approx(trees["n=8, chain"]["traversal"], abs=1e-5)
-    about = results[f"contexts, trees, {verification.REAL}, T=1.0"]
     assert set(factors(trees, about["text"])) == {(4, "best"), (4, "default"), (8, "best"), (8, "default")}
     assert about["text"] == [0, 0, 1, 1]
     assert 0 < min(about["overlap"]) <= max(about["overlap"]) <= 1
-    run = vars(args) | {"rounds": 2, "seconds": 1, "load_average": 0.0, "load_average_after": 0.0, "threads": 1}
-    run |= {"command": "c", "processor": "p", "versions": {}}
-    data = json.loads(json.dumps({"runs": {"node": run}, "results": results}))
-    text = report(data)
+    run = vars(args) | {"seconds": 1, "load_average": 0.0, "load_average_after": 0.0}
+    text = report(json.loads(json.dumps(run | {"results": results})))
     for name in RULES:
         assert name in text
     assert "factor, accepted draft tokens" in text
-    assert draw(data, tmp_path / "picture.png") is not None
-    assert (tmp_path / "picture.png").stat().st_size > 10_000

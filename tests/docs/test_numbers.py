@@ -27,7 +27,7 @@ CONSTANTS = {
     "hybrids.md": "3.5 5.18 5.23",
     "how.md": ".75 .8 .2",
     "commands.md": "5.24",
-    "models.md": "7.7 2,048 5.24",
+    "models.md": "7.7 2,048 5.23 5.24",
     "parts.md": "5.24",
     "training.md": "8,192",
     "verification.md": "4,096",

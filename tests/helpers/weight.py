@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import networkx as nx
 
@@ -77,14 +78,31 @@ def num_imports(name: str) -> int:
     return len([other for other in imported if not any(inner.startswith(f"{other}.") for inner in imported)])
 
 
+def function_lengths() -> list[int]:
+    """The lines of every function of the library, longest last."""
+    trees = (ast.parse(file.read_text()) for file in modules().values())
+    functions = (n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return sorted((n.end_lineno or n.lineno) - n.lineno + 1 for n in functions)
+
+
 def report() -> str:
     """All that is counted."""
-    lines = {name: sum(closure(f"treespec.{name}").values()) for name in ("engine.loop", "hf.generation.speculation")}
-    rows = [f"imported by treespec.{name}: {total:,} lines" for name, total in lines.items()]
+    rows = []
+    for folder in ("treespec", "recipes", "benchmarks", "tests"):
+        files = list((ROOT / folder).rglob("*.py"))
+        rows.append(f"{folder}: {sum(file.read_text().count(chr(10)) for file in files):,} lines, {len(files)} files")
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    rows.append(f"README and docs: {sum(len(page.read_text().split()) for page in pages):,} words, {len(pages)} pages")
+    for name in ("engine.loop", "hf.generation.speculation"):
+        rows.append(f"imported by treespec.{name}: {sum(closure(f'treespec.{name}').values()):,} lines")
     rows.append(f"hf/generation/decode.py: {num_imports('treespec.hf.generation.decode')} imports")
-    rows.append(f"core to add-ons: {len(edges_to_add_ons())} imports")
-    rows += [f"  {a} -> {b}" for a, b in edges_to_add_ons()]
-    rows.append(f"library: {sum(lines for _, lines in graph().nodes(data='lines')):,} lines, {len(graph())} modules")
+    rows += [f"core to add-ons: {len(edges_to_add_ons())} imports", *(f"  {a} -> {b}" for a, b in edges_to_add_ons())]
+    rows.append(f"import contracts: {(ROOT / '.importlinter').read_text().count('[importlinter:contract')}")
+    lengths = function_lengths()
+    over = sum(length > 50 for length in lengths)
+    rows.append(
+        f"functions: {len(lengths):,}, median {median(lengths):.0f} lines, {over} above 50, longest {lengths[-1]}"
+    )
     return "\n".join(rows)
 
 

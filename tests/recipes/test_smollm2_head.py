@@ -51,7 +51,7 @@ def test_no_benchmark_prompt_takes_part(messages):
         *messages,
         *build_openings(4096),
         *build_talk(8192),
-        *(line for lines in (further.FOLLOW_UPS, further.TASKS, further.LANGUAGES) for line in lines),
+        *(line for lines in further.LINES.values() for line in lines),
         *passages.documentation(),
         *(source for _, source in code.library_functions()),
     ]

@@ -26,7 +26,7 @@ KNOWN_HEADS: dict[str, list[str]] = json.loads(Path(__file__).with_name("known_h
 MOST_SHARE = 1.0
 """A folder with more bytes of weights than this share of the model's is not read: it cannot hold a head."""
 MOST_DRAFTED = 32_768
-"""The tokens that MTP layers draft on a CPU at most: benchmarks/draft_vocabulary.py has the times."""
+"""The tokens that MTP layers draft on a CPU at most: of a large vocabulary the output layer takes most of a pass."""
 TOO_LARGE = "too large for a head; a whole model drafts as TreeSpeculation(model)"
 NOT_HERE = "not on this machine: speed_up(model, is_download_allowed=True) fetches it"
 CONFIG, MTP_LAYERS = "config.json", "the checkpoint's MTP layers"

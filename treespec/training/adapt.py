@@ -101,18 +101,12 @@ def adapt(
         head: an EAGLE-3 head's folder or hub name, a trained MTP layer's folder, or "mtp" for the target's own layer;
             None: the one that `speed_up` finds without a download.
         config: of the training; its kind, sizes and `start` are replaced by the head's. Default: ten minutes.
-        answers: to every prompt.
-        max_length: of prompt and answer together, in tokens.
-        name: see `train`.
-        command: see `train`.
+        answers: to every prompt, each together with it of at most `max_length` tokens.
         on_written: called with numbers of tokens that the target wrote.
-        on_tokens: see `train`.
-        on_step: see `train`.
-        on_evaluation: see `train`.
+        name, command, on_tokens, on_step, on_evaluation: see `train`.
 
     Raises:
-        ConfigError: fewer than twenty different prompts, or one that leaves no room for an answer of 32 tokens; others
-            as in `train`.
+        ConfigError: fewer than twenty different prompts, one without room for 32 tokens more; others as in `train`.
         CheckpointError: no such head, one of another model, or `folder` holds something else.
         UnsupportedModelError: a drafter of another kind, or MTP layers that are not trained.
     """
@@ -125,9 +119,8 @@ def adapt(
     known = write(held_out, 2, folder / "held-out", temperatures=(0.0, 1.0))
     texts = write(others, answers, folder / "texts", temperatures=Writing.temperatures)
     best = _Best(folder, on_evaluation)
-    about: dict[str, Any] = {"name": name, "command": command}
-    callbacks: dict[str, Any] = {"on_tokens": on_tokens, "on_step": on_step, "on_evaluation": best.see}
-    train(model, texts, folder / "run", own, held_out=known, **about, **callbacks)
+    more: dict[str, Any] = {"name": name, "command": command, "on_tokens": on_tokens, "on_step": on_step}
+    train(model, texts, folder / "run", own, held_out=known, on_evaluation=best.see, **more)
     return best.result
 
 

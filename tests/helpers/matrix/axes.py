@@ -1,4 +1,4 @@
-"""The axes of the matrix: tiny random models, prompts, adapters, constraints by name (weights: `weights.schemes`)."""
+"""The axes of the matrix: tiny random models, prompts, adapters, constraints by name (weights: `schemes.py`)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helpers.matrix.schemes import auto_class
 from torch import Tensor
 from transformers import AutoConfig, LogitsProcessorList
 
-from benchmarks.weights.schemes import auto_class
 from treespec.hf import GrammarProcessor
 
 CHARACTERS = string.digits + string.ascii_letters

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 from helpers.matrix.axes import ADAPTERS, CONFIGS, CONSTRAINTS, PACKAGES, PROMPTS, adapt, save_model, takes
+from helpers.matrix.schemes import SCHEMES
 from torch import Tensor, nn
 
-from benchmarks.weights.schemes import SCHEMES
 from treespec import SuffixLookup, TokenRecycling, TreespecError, TreeSpeculation
 
 IDENTICAL, TIE, REFUSED, PACKAGE, DIFFERENT = "identical", "own tie", "refused by name", "fails plainly", "DIFFERENT"

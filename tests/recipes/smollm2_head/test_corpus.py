@@ -65,9 +65,9 @@ def test_loops_are_cut(period):
 def test_messages_that_end_like_a_sentence_are_not_continued():
     assert not further.is_open("Why?")
     assert further.is_open("And what about")
-    opened = sum(further.is_open(message) for message in further.FOLLOW_UPS)
-    assert 5 <= opened <= len(further.FOLLOW_UPS) // 2
-    assert all(further.is_open(message) for message in further.LANGUAGES)
+    opened = sum(further.is_open(message) for message in further.LINES["follow_ups"])
+    assert 5 <= opened <= len(further.LINES["follow_ups"]) // 2
+    assert all(further.is_open(message) for message in further.LINES["languages"])
 
 
 def test_an_mtp_layer_is_trained_on_all_tasks_and_some_talk():

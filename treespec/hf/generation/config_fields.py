@@ -1,6 +1,6 @@
 """Every field of transformers' `GenerationConfig`: served, without effect, or refused by name; the only such table.
 
-Fields are in the order of `GenerationConfig.__init__`. Other entries of a file, which the installed class does not
+Other entries of a file, which the installed class does not
 have, are ignored as by plain `generate`, which does not read them.
 """
 
@@ -39,96 +39,45 @@ Models whose text depends on the latter are known by name: `decode` refuses them
 
 _MODE = Refused("speculation does greedy decoding and sampling only, no beams and none of transformers' assisted modes")
 
-FIELDS: dict[str, Effect] = {
-    # Length
-    "max_length": "served",
-    "max_new_tokens": "served",
-    "min_length": "served",
-    "min_new_tokens": "served",
-    "early_stopping": "no effect",
-    "max_time": "served",
-    "stop_strings": "served",
-    # Mode
-    "do_sample": "served",
+_OTHER_MODES = ("prompt_lookup_num_tokens", "assistant_early_exit", "dola_layers", "constraints", "force_words_ids")
+
+SERVED = """
+    max_length max_new_tokens min_length min_new_tokens max_time stop_strings
+    do_sample temperature top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff
+    repetition_penalty encoder_repetition_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
+    bad_words_ids renormalize_logits forced_bos_token_id forced_eos_token_id remove_invalid_values
+    exponential_decay_length_penalty suppress_tokens begin_suppress_tokens sequence_bias watermarking_config
+    num_return_sequences output_hidden_states output_scores output_logits return_dict_in_generate
+    pad_token_id bos_token_id eos_token_id
+"""
+WITHOUT_EFFECT = """
+    use_cache cache_config max_cache_len decoder_start_token_id transformers_version
+    early_stopping length_penalty diversity_penalty num_beam_groups
+    num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold max_matching_ngram_size
+    assistant_lookbehind target_lookbehind assistant_ensemble_weight speculation_type
+    compile_config disable_compile continuous_batching_config low_memory prefill_chunk_size
+"""
+REFUSED = {
     "num_beams": Refused(_MODE.advice, harmless=(1,)),
     "use_mtp": _MODE,
-    # Cache
-    "use_cache": "no effect",
     "cache_implementation": Refused(
         "the cache must allow access to single rows; use 'dynamic' or 'static'",
         harmless=("dynamic", "dynamic_full", "hybrid", "static"),
     ),
-    "cache_config": "no effect",
-    "max_cache_len": "no effect",
-    # Scores
-    "temperature": "served",
-    "top_k": "served",
-    "top_p": "served",
-    "min_p": "served",
-    "top_h": "served",
-    "typical_p": "served",
-    "epsilon_cutoff": "served",
-    "eta_cutoff": "served",
-    "repetition_penalty": "served",
-    "encoder_repetition_penalty": "served",
-    "length_penalty": "no effect",
-    "no_repeat_ngram_size": "served",
-    "bad_words_ids": "served",
-    "renormalize_logits": "served",
-    "forced_bos_token_id": "served",
-    "forced_eos_token_id": "served",
-    "remove_invalid_values": "served",
-    "exponential_decay_length_penalty": "served",
-    "suppress_tokens": "served",
-    "begin_suppress_tokens": "served",
-    "sequence_bias": "served",
     "token_healing": Refused("give the prompts that model.heal_tokens(input_ids, tokenizer) returns"),
     "guidance_scale": Refused("guidance keeps state between calls, which branches of a tree cannot share", (1,)),
-    "watermarking_config": "served",
-    # Output
-    "num_return_sequences": "served",
     "output_attentions": Refused(
         "attentions have no meaning for tree passes, whose nodes attend in one pass",
         applies=lambda fields: bool(fields.get("return_dict_in_generate")),
     ),
-    "output_hidden_states": "served",
-    "output_scores": "served",
-    "output_logits": "served",
-    "return_dict_in_generate": "served",
-    # Special tokens
-    "pad_token_id": "served",
-    "bos_token_id": "served",
-    "eos_token_id": "served",
-    # Encoder-decoder models
-    "encoder_no_repeat_ngram_size": "served",
-    "decoder_start_token_id": "no effect",
-    # transformers' own assisted modes
     "is_assistant": _MODE,
-    "num_assistant_tokens": "no effect",
-    "num_assistant_tokens_schedule": "no effect",
-    "assistant_confidence_threshold": "no effect",
-    "prompt_lookup_num_tokens": Refused(_MODE.advice, harmless=()),
-    "max_matching_ngram_size": "no effect",
-    "assistant_early_exit": Refused(_MODE.advice, harmless=()),
-    "assistant_lookbehind": "no effect",
-    "target_lookbehind": "no effect",
-    "assistant_ensemble_weight": "no effect",
-    "speculation_type": "no effect",
-    # Performance
-    "compile_config": "no effect",
-    "disable_compile": "no effect",
-    "continuous_batching_config": "no effect",
-    "low_memory": "no effect",
-    # Modes that transformers has moved out
     "penalty_alpha": Refused(_MODE.advice, harmless=(0,), applies=lambda fields: not fields.get("do_sample")),
-    "dola_layers": Refused(_MODE.advice, harmless=()),
-    "diversity_penalty": "no effect",
-    "num_beam_groups": "no effect",
-    "constraints": Refused(_MODE.advice, harmless=()),
-    "force_words_ids": Refused(_MODE.advice, harmless=()),
-    "prefill_chunk_size": "no effect",
-    # About the file
-    "transformers_version": "no effect",
+    **dict.fromkeys(_OTHER_MODES, Refused(_MODE.advice, harmless=())),
+}
+FIELDS: dict[str, Effect] = {
+    **dict.fromkeys(SERVED.split(), "served"),
+    **dict.fromkeys(WITHOUT_EFFECT.split(), "no effect"),
+    **REFUSED,
 }
 
 
@@ -142,10 +91,10 @@ def class_defaults() -> dict[str, tuple[object, ...]]:
 
 def check_fields(fields: Mapping[str, object]) -> None:
     """Raise `UnsupportedModeError` for a field that is set to what speculation does not serve, or that is unknown."""
-    for name, effect in FIELDS.items():
+    for name, refused in REFUSED.items():
         value = fields.get(name)
-        if isinstance(effect, Refused) and value not in (None, *effect.harmless) and effect.applies(fields):
-            raise UnsupportedModeError(f"{name}={value!r} is not served: {effect.advice}; leave it out or None")
+        if value not in (None, *refused.harmless) and refused.applies(fields):
+            raise UnsupportedModeError(f"{name}={value!r} is not served: {refused.advice}; leave it out or None")
     for name, defaults in class_defaults().items():
         if name not in FIELDS and fields.get(name) not in defaults:
             raise UnsupportedModeError(
