@@ -123,7 +123,7 @@ class _Packed:
         """Whether this weight is the one that was packed, and has not changed since."""
         if self._weight is not weight or self._version != weight._version or self._pointer != weight.data_ptr():
             return False
-        return all(word.value == value for word, value in zip(self._watched, self._values, strict=True))
+        return [word.value for word in self._watched] == self._values  # Asked at every product.
 
 
 def _words(weight: Tensor) -> list[ctypes.c_uint64]:

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import BFloat16, Float, Int8
 from torch import Tensor
 
+from treespec.cpu.pages import HugePages
 from treespec.errors import TreespecError
 from treespec.hf.machine import processor
 
@@ -34,6 +35,7 @@ class NativeError(TreespecError):
 
 _loaded: dict[str, "NativeLinear"] = {}
 """By the function's name, for graphs of `torch.compile`, which know operators only."""
+_pages = HugePages()
 _refused: dict[Path, str] = {}
 """Libraries that cannot be loaded, and why."""
 _operators = torch.library.Library("treespec", "FRAGMENT")
@@ -72,7 +74,11 @@ class NativeLinear:
         """For pickled models: compiled again where they are loaded, if need be."""
         return type(self), (self._folder,)
 
-    def pack(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "panels in columns"]:
+    def pack(self, weight: Float[Tensor, "out in"]) -> Tensor:
+        """A copy of the weights in the order in which they are read, see `panels`."""
+        return _pages.copy(self.panels(weight))
+
+    def panels(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "panels in columns"]:
         """Weights in the order in which they are read, padded with zeros to whole panels."""
         missing = -weight.shape[0] % self._columns
         padded = torch.nn.functional.pad(weight, (0, 0, 0, missing))
@@ -97,11 +103,11 @@ class Int8Linear(NativeLinear):
 
     function = "treespec_linear_int8"
 
-    def pack(self, weight: Float[Tensor, "out in"]) -> Int8[Tensor, "panels bytes"]:
+    def panels(self, weight: Float[Tensor, "out in"]) -> Int8[Tensor, "panels bytes"]:
         """Per panel the weights as int8 and, after them, the bytes of their outputs' float32 scales."""
         scales = (weight.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-        panels = super().pack((weight / scales).round()).to(torch.int8)
-        factors = super().pack(scales).view(len(panels), -1)
+        panels = super().panels((weight / scales).round()).to(torch.int8)
+        factors = super().panels(scales).view(len(panels), -1)
         return torch.cat([panels.flatten(1), factors.view(torch.int8)], 1)
 
 
@@ -110,7 +116,7 @@ class Bfloat16Linear(NativeLinear):
 
     function = "treespec_linear_bfloat16"
 
-    def pack(self, weight: BFloat16[Tensor, "out in"]) -> BFloat16[Tensor, "panels pairs columns 2"]:
+    def panels(self, weight: BFloat16[Tensor, "out in"]) -> BFloat16[Tensor, "panels pairs columns 2"]:
         """Interleave pairs of inputs of every output; an odd number of inputs is padded with a zero."""
         even = torch.nn.functional.pad(weight, (0, weight.shape[1] % 2, 0, -weight.shape[0] % self._columns))
         return even.view(-1, self._columns, even.shape[1] // 2, 2).transpose(1, 2).contiguous()

@@ -1,0 +1,40 @@
+"""Copies of weights in huge pages: equal, apart from each other, and writable in every mode."""
+
+import mmap
+
+import pytest
+import torch
+
+from treespec.cpu.pages import CHUNK, LINE, HugePages
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_copies_share_chunks_but_no_bytes(dtype):
+    pages = HugePages()
+    weights = [torch.full((3, count, 5), count).to(dtype) for count in (0, 1, 7, 64)]
+    copies = [pages.copy(weight) for weight in weights]
+    assert all(copy.equal(weight) for copy, weight in zip(copies, weights, strict=True))
+    assert all(copy.dtype == dtype and copy.data_ptr() % LINE == 0 for copy in copies)
+    assert copies[1].untyped_storage().data_ptr() == copies[3].untyped_storage().data_ptr()
+
+
+def test_a_weight_larger_than_a_chunk_has_its_own():
+    weight = torch.arange(CHUNK // 4 + 9, dtype=torch.int32)
+    assert HugePages().copy(weight).equal(weight)
+
+
+def test_a_chunk_of_inference_mode_is_written_without_it():
+    pages = HugePages()
+    with torch.inference_mode():
+        first = pages.copy(torch.ones(3))
+    assert pages.copy(torch.zeros(3)).equal(torch.zeros(3))
+    assert first.equal(torch.ones(3))
+
+
+def test_a_system_without_huge_pages_gives_usual_ones(monkeypatch):
+    class Refusing(mmap.mmap):
+        def madvise(self, *_):
+            raise OSError("no such advice")
+
+    monkeypatch.setattr("treespec.cpu.pages.mmap.mmap", Refusing)
+    assert HugePages().copy(torch.ones(3)).equal(torch.ones(3))
