@@ -20,7 +20,7 @@ from treespec.errors import TreespecWarning
 from treespec.hf.machine import OtherWork, is_busy, is_quiet, processor
 from treespec.hf.user_cache import cache_folder, read_kept, write_kept
 
-FORMAT = 3
+FORMAT = 4
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 """The largest difference from the plain layers that counts as rounding, in units of the outputs' largest one."""
 NUM_ROUNDS = 3
