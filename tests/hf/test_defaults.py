@@ -82,7 +82,6 @@ def drafters(target):
     """Fresh ones, without what an earlier call taught them."""
     draft, medusa, block = noisy_copy(target), random_heads(), random_head(dspark(hidden_layers=(0, 1)))
     return {
-        "suffix": SuffixLookup,
         "recycling": TokenRecycling,
         "draft": lambda: draft,
         "medusa": lambda: Medusa(medusa),
@@ -99,8 +98,7 @@ TREES = {
 }
 OPTIONS = {
     "greedy": {"do_sample": False},
-    "sampled": {"do_sample": True, "top_p": 0.9, "temperature": 0.9},
-    "penalty": {"do_sample": True, "repetition_penalty": 1.2, "top_k": 20},
+    "sampled": {"do_sample": True, "top_p": 0.9, "temperature": 0.9, "repetition_penalty": 1.2, "top_k": 20},
 }
 
 
@@ -137,14 +135,11 @@ def expected(target):
 @pytest.mark.parametrize(
     ("drafter", "tree"),
     [
-        ("suffix", "best"),
+        ("merge", "best"),
         ("recycling", "control"),
-        ("draft", "best"),
-        ("draft", "chain"),
         ("draft", "kary"),
         ("medusa", "best"),
-        ("dflash", "kary"),
-        ("merge", "best"),
+        ("dflash", "chain"),
     ],
 )
 def test_generation_is_the_same_under_other_defaults(target, expected, setting, drafter, tree):
@@ -155,7 +150,7 @@ def test_generation_is_the_same_under_other_defaults(target, expected, setting, 
 
 
 @pytest.mark.parametrize("form", ["dense", "walk"])
-@pytest.mark.parametrize("setting", ["meta", torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("setting", ["meta", torch.float64], ids=str)
 def test_both_forms_of_verification(target, setting, form, monkeypatch):
     monkeypatch.setattr(dispatch, "DENSE_ON_CPU", 1 << 20 if form == "dense" else 0)
     make = drafters(target)["draft"]
@@ -189,5 +184,5 @@ def test_the_first_use_of_a_model(setting):
         speculation = treespec.TreeSpeculation(TokenRecycling())
         options = {"max_new_tokens": 8, "do_sample": False, "custom_generate": speculation}
         assert torch.equal(fresh.generate(**PROMPTS["a batch"], **options), plain)
-        report = treespec.check(fresh)
+        report = treespec.check(fresh, num_new=12, num_samples=64)
         assert report.is_right, str(report)

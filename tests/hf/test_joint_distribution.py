@@ -5,13 +5,11 @@ right, and the strongest planted bugs must be found with 2,000. What another tes
 sampling besides warped, and bugs of rules and policies, whose exact shift tests/verification/test_mutants.py finds.
 """
 
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.joint_distribution import run as joint_distribution
 from benchmarks.joint_distribution.cases import PLAIN, WARPED, InNumpy, exact_distribution, kary
 from benchmarks.joint_distribution.heads import head_cases
 from benchmarks.joint_distribution.run import (
@@ -23,7 +21,6 @@ from benchmarks.joint_distribution.run import (
     more_cases,
     p_value,
     planted_bugs,
-    report,
     right_cases,
     run_case,
     start,
@@ -154,34 +151,3 @@ def test_verdict_counts_what_is_wrong():
     assert verdict([outcome(0.006), outcome(0.9), outcome(1e-9, 0.2, "a"), outcome(0.1, 0.003, "b")])["is_right"]
     assert not verdict([outcome(0.9), outcome(1e-5, 0.02, "a")])["is_right"]
     assert verdict(right)["bonferroni_p"] == pytest.approx(0.008)
-
-
-def test_a_run_goes_on_where_it_stopped(tmp_path, monkeypatch, models):
-    cases = right_cases()[2:4], [case for case in planted_bugs() if "top-k" in str(case.bug)]
-    monkeypatch.setattr(joint_distribution, "right_cases", lambda: cases[0])
-    monkeypatch.setattr(joint_distribution, "planted_bugs", lambda: cases[1])
-    output = tmp_path / "distribution.json"
-    monkeypatch.setattr("sys.argv", ["joint_distribution", "--batches", "2", "--rows", "100", "--output", str(output)])
-
-    def stop_after_the_bugs(case, *args):
-        if case.bug is None:
-            raise KeyboardInterrupt
-        return run_case(case, *args)
-
-    monkeypatch.setattr(joint_distribution, "run_case", stop_after_the_bugs)
-    with pytest.raises(KeyboardInterrupt):
-        joint_distribution.main()
-    assert json.loads(output.read_text())["pending"] == [case.name for case in cases[0]]
-    assert "Still to come" in output.with_suffix(".md").read_text()
-    monkeypatch.setattr(joint_distribution, "run_case", run_case)
-    monkeypatch.setattr(
-        joint_distribution, "planted_bugs", lambda: cases[1][:1]
-    )  # The other one is not asked for any more.
-    with pytest.raises(SystemExit):
-        joint_distribution.main()
-    data = json.loads(output.read_text())
-    assert data["is_resumed"]
-    assert not data["pending"]
-    assert [result["name"] for result in data["results"]] == [case.name for case in cases[1][:1] + cases[0]]
-    assert output.with_suffix(".md").read_text() == report(data)
-    assert not list(tmp_path.glob("*.partial*"))
