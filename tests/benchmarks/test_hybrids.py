@@ -42,16 +42,6 @@ def test_own_passes_pad_to_no_more_than_the_tokens(kind, monkeypatch):
     assert 5 not in sizes[-1:]
 
 
-def test_times_in_chunks_of_as_many_tokens(monkeypatch):
-    monkeypatch.setattr(time, "NUM_NODES", (1, 3))
-    found = time.measure_chunks(128, 2, 1, 0)
-    assert set(found) == set(models.PADDED)
-    title, header, rows = TABLES["chunks"](found)[0]
-    assert "in chunks of n" in title
-    assert header == ["recurrence", "1", "3"]
-    assert len(rows) == 3
-
-
 def test_rounding_of_tree_passes():
     """In float32 as much as that of the model's own passes: a wrong logit would be thousands of times as much."""
     found = models.by_kind(lambda model: error.errors(model, 2, 0), ["Mamba-2", "lightning attention"], *SIZES)

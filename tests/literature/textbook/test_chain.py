@@ -88,7 +88,7 @@ def test_speculative_decode_has_exactly_the_targets_distribution(num_tokens):
     assert total_variation(decode, num_tokens, num_tokens) == 0
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2])
+@pytest.mark.parametrize("num_tokens", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_verify_with_bonus_has_exactly_the_targets_distribution(num_tokens):
     assert total_variation(with_bonus, num_tokens, num_tokens + 1) == 0
     draft, target = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0], [0.5, 0.5]])
