@@ -14,7 +14,7 @@ from helpers.tiny import prompt, tiny_llama
 from benchmarks.common.prompts import Prompt
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import contestants
-from benchmarks.peers.contestants import AUTO, FIRST, OPTIMIZED, PLAIN, RANDOM, ROOT, Compiled, Makers, Process, title
+from benchmarks.peers.contestants import AUTO, FIRST, OPTIMIZED, PLAIN, RANDOM, ROOT, Compiled, Makers, Process
 from benchmarks.peers.report import category, complete, picture, report
 from treespec.drafters import SuffixLookup
 from treespec.hf.loading import smollm2
@@ -144,14 +144,6 @@ def test_outputs_are_compared_with_plain_ones():
     other = [(plain.rows[1][0] + 1) % 50, *plain.rows[1][1:]]
     found = peers.agreements(bench, "a", {PLAIN: plain, AUTO: replace(plain, rows=[plain.rows[0], other])})
     assert found == {PLAIN: "identical", AUTO: "different"}
-
-
-def test_titles():
-    assert title("auto") == '`tree="auto"`'
-    assert title("auto-random") == '`tree="auto"`, random drafts'
-    assert title("chain-4-head") == "chain of 4, head alone"
-    assert title("tree-16-my/folder+warm") == "tree of 16, my/folder+warm"
-    assert title("vllm") == "vLLM, plain"
 
 
 def test_report_and_picture(tmp_path):

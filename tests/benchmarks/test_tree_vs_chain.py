@@ -18,11 +18,10 @@ from benchmarks.common.prompts import Prompt
 from benchmarks.common.recorded import Text
 from benchmarks.tree_vs_chain import acceptance as tree_acceptance
 from benchmarks.tree_vs_chain import cells as tree_cells
-from benchmarks.tree_vs_chain import replay as replay_module
 from benchmarks.tree_vs_chain import report as tree_report
 from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES, measuring_policy
-from benchmarks.tree_vs_chain.replay import RecordedScorer, TextWalk, replay
-from treespec import DraftModel, Merge, SuffixLookup, TokenRecycling, TokenTree, TreeSpeculation
+from benchmarks.tree_vs_chain.replay import RecordedScorer, replay
+from treespec import DraftModel, Merge, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.hf import TreeScorer
 from treespec.lab.measure.estimates import bootstrap, difference
 from treespec.policies import BestFirst, Chain
@@ -70,28 +69,6 @@ def test_recorded_logits_are_those_of_plain_passes(pair, text):
     assert torch.allclose(again[1], model(ids).logits[0, -1], atol=1e-4)
 
 
-def test_dropped_caches_change_no_logits(pair, text, monkeypatch):
-    def follow(scorer):
-        """Three times along the text, with deeper branches every time."""
-        found = []
-        for depth in range(1, 4):
-            scorer.prefill(text.ids[None, : text.start - 1], torch.ones(1, text.start - 1, dtype=torch.bool))
-            for root in text.ids[text.start - 1 : text.start + 5].tolist():
-                nodes = torch.tensor([[root, *range(5, 5 + depth)]])
-                found.append(scorer.extend(nodes, torch.arange(-1, depth)[None]).logits)
-                scorer.commit([[0]])
-        return found
-
-    many, few = (RecordedScorer(pair[0], text) for _ in range(2))
-    expected = follow(many)
-    assert len(many._scorers) == 6
-    monkeypatch.setattr(replay_module, "MAX_SCORERS", 1)
-    for logits, others in zip(follow(few), expected, strict=True):
-        assert torch.allclose(logits, others, atol=1e-4)
-    assert len(few._scorers) == 1
-    assert few.num_scored == many.num_scored == 6 * 3, "no node's logits are computed twice"
-
-
 def test_other_prompts_are_other_texts(tmp_path, monkeypatch):
     calls = []
 
@@ -117,25 +94,6 @@ def test_other_prompts_are_other_texts(tmp_path, monkeypatch):
     assert len(calls) == 2
     assert texts("one", "three") == first
     assert len(calls) == 2
-
-
-def test_only_the_text_can_be_committed(pair, text):
-    scorer = RecordedScorer(pair[0], text)
-    scorer.prefill(text.ids[None, :4], torch.ones(1, 4, dtype=torch.bool))
-    scorer.extend(torch.tensor([[int(text.ids[4]) ^ 1]]), torch.tensor([[-1]]))
-    with pytest.raises(AssertionError, match="recorded text"):
-        scorer.commit([[0]])
-
-
-def test_highest_logits_are_kept(pair, text):
-    scorer = RecordedScorer(pair[0], text, num_kept=4)
-    full = RecordedScorer(pair[0], text)
-    for each in (scorer, full):
-        each.prefill(text.ids[None, :-8], torch.ones(1, len(text.ids) - 8, dtype=torch.bool))
-    tokens, parents = torch.tensor([[3, 4]]), torch.tensor([[-1, 0]])
-    few, all_of = scorer.extend(tokens, parents).logits[0], full.extend(tokens, parents).logits[0]
-    assert torch.equal(few.topk(4).indices, all_of.topk(4).indices)
-    assert ((few > -torch.inf).sum(-1) == 4).all()
 
 
 @pytest.mark.parametrize(
@@ -167,14 +125,6 @@ def test_replay_accepts_what_the_engine_accepts(pair, text, drafter, shape):
     assert stats.num_drafts == num_drafts
     assert stats.num_accepted_tokens == sum(emitted[:num_drafts]) - num_drafts
     assert stats.num_accepted_tokens > 3
-
-
-def test_text_walk_follows_the_text():
-    tree = TokenTree.from_paths([(0,), (1,), (1, 0)], [5, 6, 7, 8])
-    walk = TextWalk([4, 5, 7, 8, 9, 1], position=1)
-    verdict = walk.verify(tree, lambda node: None, None)  # pyright: ignore[reportArgumentType]
-    assert (verdict.path, verdict.next_token, verdict.is_bonus) == ((0, 2, 3), 9, True)
-    assert walk.position == 4
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -5,7 +5,7 @@ import torch
 from helpers import dflash_files
 from helpers.tiny import tiny_llama
 
-from treespec import BestFirst, Chain, DraftModel, KAry, SuffixLookup, TokenRecycling, TreeScorer
+from treespec import DraftModel, SuffixLookup, TokenRecycling, TreeScorer
 from treespec.drafters.lookup.recycling_table import Table
 from treespec.errors import ConfigError
 from treespec.heads import DFlash, Eagle3
@@ -41,9 +41,6 @@ WRONG = {
         r"hits \[k \+ 1\], got",
     ),
     "a table of floats": (lambda: TokenRecycling(table=Table(torch.ones(4, 2), torch.ones(3))), "int64"),
-    "a chain of nothing": (lambda: Chain(0), "0"),
-    "no branching": (lambda: KAry(()), "branching"),
-    "an unknown way to choose children": (lambda: BestFirst(8, children="random"), "random"),
 }
 
 

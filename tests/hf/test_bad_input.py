@@ -44,6 +44,7 @@ from treespec.heads import DFlash
 from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading.models import load_model
 from treespec.tree import ROOT_PARENT
+from treespec.verification import Traversal
 
 TARGET = tiny_llama()
 DRAFT = noisy_copy(TARGET)
@@ -184,6 +185,7 @@ WRONG = {
         "traversal",
     ),
     "an unknown rule": (lambda: TreeSpeculation(DRAFT, verification="best"), ConfigError, "target_walk"),
+    "a rule's class": (lambda: TreeSpeculation(DRAFT, verification=Traversal), ConfigError, "rule"),
     "an empty list for a tree": (lambda: TreeSpeculation(DRAFT, tree=[]), InvalidTreeError, "no rank path"),
     # options
     "no model": (lambda: TreeScorer(None), ConfigError, "NoneType"),
@@ -195,19 +197,15 @@ WRONG = {
     "a head of NaN": (lambda: run(drafter=DFlash(NAN_HEAD, (1, 2))), LogitsError, "head's distributions hold NaN"),
     "no drafter": (lambda: TreeSpeculation(None), ConfigError, "Drafter"),
     "an empty list of drafters": (lambda: TreeSpeculation([]), ConfigError, "Drafter"),
+    "a drafter's class": (lambda: TreeSpeculation(TokenRecycling), ConfigError, "Drafter"),
     "a name for a drafter": (lambda: TreeSpeculation("gpt2"), ConfigError, "from_pretrained"),
-    "a budget of nothing": (lambda: TreeSpeculation(DRAFT, tree=0), ConfigError, "0"),
     "a tree of the wrong kind": (lambda: TreeSpeculation(DRAFT, tree=2.5), ConfigError, "2.5"),
     "sampled children of a table": (
         lambda: run(drafter=TokenRecycling(), tree=KAry((2,), children="iid"), do_sample=True),
         ConfigError,
         "selected",
     ),
-    "stop strings without a tokenizer": (
-        lambda: TreeSpeculation(DRAFT, stop_strings="end"),
-        ConfigError,
-        "tokenizer",
-    ),
+    "stop strings without a tokenizer": (lambda: TreeSpeculation(DRAFT, stop_strings="end"), ConfigError, "tokenizer"),
     "a seed out of range": (lambda: TreeSpeculation(DRAFT, seed=2**70), ConfigError, "seed"),
     "no stop string": (lambda: TreeSpeculation(DRAFT, stop_strings=[], tokenizer=object()), ConfigError, "several"),
     "a number for a stop string": (

@@ -2,7 +2,6 @@
 
 import ast
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -82,7 +81,6 @@ def drafters(target):
     """Fresh ones, without what an earlier call taught them."""
     draft, medusa, block = noisy_copy(target), random_heads(), random_head(dspark(hidden_layers=(0, 1)))
     return {
-        "suffix": SuffixLookup,
         "recycling": TokenRecycling,
         "draft": lambda: draft,
         "medusa": lambda: Medusa(medusa),
@@ -99,8 +97,7 @@ TREES = {
 }
 OPTIONS = {
     "greedy": {"do_sample": False},
-    "sampled": {"do_sample": True, "top_p": 0.9, "temperature": 0.9},
-    "penalty": {"do_sample": True, "repetition_penalty": 1.2, "top_k": 20},
+    "sampled": {"do_sample": True, "top_p": 0.9, "temperature": 0.9, "repetition_penalty": 1.2, "top_k": 20},
 }
 
 
@@ -121,41 +118,27 @@ def target():
     return tiny_llama()
 
 
-@pytest.fixture(scope="module")
-def expected(target):
-    """Texts under torch's own defaults, by drafter and tree."""
-
-    @cache
-    def of(drafter, tree):
-        make = drafters(target)[drafter]
-        return [outputs(target, make, TREES[tree], options) for options in OPTIONS.values()]
-
-    return of
-
-
-@pytest.mark.parametrize("setting", ["meta", torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("drafter", "tree"),
+    ("drafter", "tree", "setting"),
     [
-        ("suffix", "best"),
-        ("recycling", "control"),
-        ("draft", "best"),
-        ("draft", "chain"),
-        ("draft", "kary"),
-        ("medusa", "best"),
-        ("dflash", "kary"),
-        ("merge", "best"),
+        ("merge", "best", "meta"),
+        ("recycling", "control", torch.bfloat16),
+        ("draft", "kary", "meta"),
+        ("draft", "best", torch.bfloat16),
+        ("medusa", "best", torch.bfloat16),
+        ("dflash", "chain", "meta"),
     ],
 )
-def test_generation_is_the_same_under_other_defaults(target, expected, setting, drafter, tree):
+def test_generation_is_the_same_under_other_defaults(target, drafter, tree, setting):
     make = drafters(target)[drafter]
-    for options, texts in zip(OPTIONS.values(), expected(drafter, tree), strict=True):
+    for options in OPTIONS.values():
+        texts = outputs(target, make, TREES[tree], options)
         with default(setting):
             assert outputs(target, make, TREES[tree], options) == texts
 
 
 @pytest.mark.parametrize("form", ["dense", "walk"])
-@pytest.mark.parametrize("setting", ["meta", torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("setting", ["meta", torch.float64], ids=str)
 def test_both_forms_of_verification(target, setting, form, monkeypatch):
     monkeypatch.setattr(dispatch, "DENSE_ON_CPU", 1 << 20 if form == "dense" else 0)
     make = drafters(target)["draft"]
@@ -189,5 +172,5 @@ def test_the_first_use_of_a_model(setting):
         speculation = treespec.TreeSpeculation(TokenRecycling())
         options = {"max_new_tokens": 8, "do_sample": False, "custom_generate": speculation}
         assert torch.equal(fresh.generate(**PROMPTS["a batch"], **options), plain)
-        report = treespec.check(fresh)
+        report = treespec.check(fresh, num_new=12, num_samples=64)
         assert report.is_right, str(report)

@@ -81,7 +81,7 @@ def draws_of(probs, k):
 @pytest.mark.parametrize(("depth", "width"), [(1, 2), (2, 2), (3, 2), (2, 3)])
 def test_a_level_holds_paths_drawn_without_replacement(depth, width):
     """Kool et al. 2019, section 4: in the order of arrival."""
-    num_rows = 12_000
+    num_rows = 4_000
     source = TableSource([1] * num_rows, TableLM(3, seed=5, scale=1.2), dtype=torch.float64)
     batch = StochasticBeam(width, depth).grow(source, depth)
     counts = Counter(
@@ -106,7 +106,7 @@ def test_without_sampling_it_is_beam_search():
 
 
 def test_a_beam_of_one_is_a_chain():
-    num_rows = 6_000
+    num_rows = 3_000
     source = TableSource([0] * num_rows, TableLM(3, seed=1), dtype=torch.float64)
     beam = StochasticBeam(1, 2).grow(source, 9)
     assert beam.is_chain

@@ -87,7 +87,7 @@ def test_states_of_rows():
     assert found.weights == found.draft_cache_per_token == 0
 
 
-KINDS = ("lfm2", "qwen3_5_text", "kimi_linear", "bamba", "jamba", "minimax", "recurrent_gemma", "rwkv")
+KINDS = ("lfm2", "qwen3_5_text", "bamba", "minimax", "recurrent_gemma", "rwkv")
 PARENTS = 8
 """Bytes per node of the scorer's own notes."""
 

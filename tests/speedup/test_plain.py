@@ -99,7 +99,8 @@ def test_output_is_that_of_generate(model, always_plain, do_sample):
         assert speculation.stats.num_target_passes == len(rows[0])
         assert speculation.stats.seconds["prefill"] > 0
         assert "1.00 per pass" in str(speculation)
-        assert treespec.diagnose(speculation).num_tokens == emitted
+        if do_sample:  # It measures the model's passes.
+            assert treespec.diagnose(speculation).num_tokens == emitted
     finally:
         speculation.restore()
 

@@ -70,9 +70,7 @@ def test_recurrent_models_are_sped_up_and_no_token_changes(name):
     speculation.restore()
 
 
-@pytest.mark.parametrize(
-    ("where", "rows"), [("head", 1), ("head", 3), ("../some-model-eagle3", 1), ("../some-model.eagle3", 1)]
-)
+@pytest.mark.parametrize(("where", "rows"), [("head", 3), ("../some-model-eagle3", 1), ("../some-model.eagle3", 1)])
 def test_a_head_next_to_the_checkpoint_drafts_and_no_token_changes(model, where, rows):
     write(next_to(model, where), EAGLE)
     prompt = PROMPT.repeat(rows, 1)

@@ -34,7 +34,7 @@ def heads(tmp_path_factory):
     return {kind: folder / kind / "drafter" for kind in ("eagle3", "dflash", "mtp")}
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle3", pytest.param("mtp", marks=pytest.mark.slow)])
 def test_the_drafter_gets_better_on_prompts_that_it_was_not_trained_on(heads, kind, tmp_path):
     config = adaptation(num_steps=24, learning_rate=5e-3, **SETTINGS)
     found = adapt(TARGET, TOKENIZER, PROMPTS, tmp_path, head=heads[kind], config=config, **OPTIONS)

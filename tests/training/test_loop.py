@@ -36,10 +36,9 @@ class KilledError(RuntimeError):
     pass
 
 
-@pytest.mark.parametrize("step", [3, 14])
-def test_a_killed_run_is_resumed_bit_by_bit(trained, target, texts, tmp_path, step):
+def test_a_killed_run_is_resumed_bit_by_bit(trained, target, texts, tmp_path):
     def kill(run):
-        if run.progress.step == step:
+        if run.progress.step == 10:  # Between two saved states, the first evaluation is in the past.
             raise KilledError
 
     folder, features = tmp_path / "run", trained.folder / "features"

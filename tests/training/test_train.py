@@ -14,11 +14,10 @@ from treespec.errors import ConfigError
 from treespec.training import TrainingConfig, train
 from treespec.training.train import choose_vocabulary
 
-NAMES = ["gpt2", "phi", "falcon", "gemma2", "qwen3", "mixtral", "cohere", "opt", "olmo2"]
-
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [*((name, "eagle3") for name in NAMES), ("gpt2", "dflash"), ("gemma2", "dflash")]
+    ("name", "kind"),
+    [("gpt2", "eagle3"), ("gemma2", "eagle3"), ("mixtral", "eagle3"), ("opt", "eagle3"), ("cohere", "dflash")],
 )
 def test_heads_for_other_architectures_are_trained_and_loaded(name, kind, tmp_path):
     target = build(BY_NAME[name])

@@ -111,7 +111,7 @@ def by_trees(name: str, inputs: dict[str, Any], **options: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:.*one token at a time")
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("length", [6, THRESHOLD - 1, THRESHOLD, THRESHOLD + 1])
+@pytest.mark.parametrize("length", [THRESHOLD - 1, THRESHOLD])
 def test_one_text(name, length):
     by_trees(name, prompts(length))
 
@@ -121,11 +121,8 @@ def test_one_text(name, length):
 @pytest.mark.parametrize(
     ("lengths", "ends"),
     [
-        ((14, 9, 12), None),
         ((14, 9, 12), MANY_ENDS),
         ((THRESHOLD + 3, 9), None),
-        ((THRESHOLD + 3, 9), MANY_ENDS),
-        ((THRESHOLD, THRESHOLD - 2), None),
     ],
     ids=str,
 )
@@ -147,13 +144,8 @@ def test_trees_on_both_sides_of_the_threshold(name):
     assert is_beyond == {False, True}
 
 
-@pytest.mark.parametrize("name", ["dynamic", "longrope", "by layer type"])
-def test_trees_go_on_beyond_the_threshold(name):
-    assert by_trees(name, prompts(THRESHOLD + 2)).num_accepted_tokens > 0
-
-
 @pytest.mark.filterwarnings("ignore:.*one token at a time")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["reread", "reread, mscale"])
 def test_texts_within_the_threshold_decode_by_trees(name):
     assert by_trees(name, prompts(6), max_new_tokens=8).num_draft_tokens > 0
 
@@ -163,7 +155,7 @@ def test_texts_that_are_never_read_again_decode_by_trees():
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope"])
-@pytest.mark.parametrize("num_cached", [5, THRESHOLD, THRESHOLD + 4])
+@pytest.mark.parametrize("num_cached", [5, THRESHOLD])
 def test_a_filled_cache_is_continued(name, num_cached):
     inputs = prompts(THRESHOLD + 8)
     ids = inputs["input_ids"]
@@ -212,6 +204,8 @@ def test_compiled_passes_are_refused_by_name():
     speculation = TreeSpeculation(TokenRecycling(), tree=4, compile=True)
     with pytest.raises(UnsupportedModelError, match="the length of texts beyond 24 tokens"):
         decoded("longrope", prompts(6), speculation)
+    rope = RopeByLength(tiny("longrope"))
+    assert [rope.is_exceeded_by(longest) for longest in (THRESHOLD, THRESHOLD + 1, None)] == [False, True, True]
 
 
 @pytest.mark.skipif(not READS_ALL_AGAIN, reason="decodes plainly")
@@ -248,7 +242,7 @@ class Forced(LogitsProcessor):
 
 
 @pytest.mark.skipif(not READS_ALL_AGAIN, reason="decodes plainly")
-@pytest.mark.parametrize("length", [5, THRESHOLD - 1, THRESHOLD, THRESHOLD + 1])
+@pytest.mark.parametrize("length", [5, THRESHOLD])
 def test_sampled_texts_that_are_read_again_have_the_logits_of_plain_passes(length):
     inputs, options = prompts(length), OPTIONS | {"output_logits": True, "return_dict_in_generate": True}
     speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8, seed=0)

@@ -30,10 +30,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "alibi of mpt": ("mpt", {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}),
     "alibi of bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
     "alibi of falcon": ("falcon", {"alibi": True, "new_decoder_architecture": False}),
-    "temperatures": (
-        "llama4_text",
-        {**TEMPERED, "head_dim": 8, "intermediate_size_mlp": 48, "attention_chunk_size": 64},
-    ),
+    "temperatures": ("llama4_text", TEMPERED),
     "dynamic rope": ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 16}),
     "longrope": ("llama", {"rope_parameters": LONG}),
     "folded attention": ("llama", {}),
@@ -65,7 +62,7 @@ def test_threads_share_a_target(name):
 
     def work(is_plain: bool) -> None:
         speculation = None if is_plain else TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
-        for _ in range(4):
+        for _ in range(2):
             try:
                 out = model.generate(PROMPT, **OPTIONS, custom_generate=speculation)
                 seen["right" if torch.equal(out, plain) else "other tokens"] += 1
@@ -77,7 +74,7 @@ def test_threads_share_a_target(name):
         thread.start()
     for thread in threads:
         thread.join()
-    assert seen == {"right": 12}
+    assert seen == {"right": 6}
     assert {module: list(vars(module)) for module in model.modules()} == names
 
 

@@ -171,21 +171,16 @@ def test_every_field_of_the_table_has_an_example():
 
 
 @pytest.mark.parametrize("name", [*fields_of("served"), *fields_of("no effect")])
-def test_in_the_models_own_config_it_does_what_plain_generate_does(own_config, name):
-    own_config(EXAMPLES[name])
-    plain = plainly(name, **options_without(name))
-    assert_same(by_trees(plain if KINDS[name] == "no effect" else None, **options_without(name)), plain)
+def test_it_does_what_plain_generate_does_wherever_it_is_set(monkeypatch, name):
+    without, given = options_without(name), EXAMPLES[name] | options_without(name)
+    plain = plainly(name, **given)
+    known = None if given["do_sample"] else plain
+    assert_same(by_trees(known, **given), plain)
+    assert_same(by_trees(known, generation_config=configured(given)), plain)
+    monkeypatch.setattr(TARGET, "generation_config", configured(EXAMPLES[name]))
+    assert_same(by_trees(plain if KINDS[name] == "no effect" else None, **without), plain)
     is_changed = not isinstance(plain, torch.Tensor) or not torch.equal(plain, PLAIN)
     assert is_changed == (KINDS[name] == "served" and name not in CHANGES_NOTHING)
-
-
-@pytest.mark.parametrize("name", [*fields_of("served"), *fields_of("no effect")])
-def test_in_the_calls_config_and_arguments_it_does_the_same(name):
-    given = EXAMPLES[name] | options_without(name)
-    plain = plainly(name, **given)
-    assert_same(by_trees(plain, **given), plain)
-    known = None if given["do_sample"] else plain
-    assert_same(by_trees(known, generation_config=configured(given)), plain)
 
 
 @pytest.mark.parametrize("name", fields_of("refused"))

@@ -82,8 +82,7 @@ WARPED = {"top_p": 0.9, "temperature": 0.8, "renormalize_logits": True}
 
 
 @pytest.mark.usefixtures("form")
-@pytest.mark.parametrize("kind", [Trie, Table])
-@pytest.mark.parametrize("warpers", [{}, {"renormalize_logits": True}], ids=["plain", "renormalised"])
+@pytest.mark.parametrize(("kind", "warpers"), [(Trie, {}), (Table, {"renormalize_logits": True})])
 def test_greedy_texts_of_a_trie(target, warpers, kind):
     batch = padded(PROMPT.repeat(3, 1), [0, 2, 5])
     options = {"max_new_tokens": 10, "logits_processor": LogitsProcessorList([kind(texts())]), **warpers}

@@ -109,7 +109,11 @@ def test_greedy_pairs_give_the_text_of_plain_generate(first):
             assert torch.equal(by_trees(ids, options, drafter), plain.sequences), (first, second)
 
 
-@pytest.mark.parametrize("first", WARPERS)  # Their own pairs look at the scores alone.
+USUAL = ("Temperature", "TopK", "TopP", "Typical")
+"""All of them look at the scores alone."""
+
+
+@pytest.mark.parametrize("first", [pytest.param(w, marks=[] if w in USUAL else [pytest.mark.slow]) for w in WARPERS])
 def test_sampled_pairs_have_the_scores_of_plain_generate(first):
     ids = prompt(1, 1, SIZE)
     for second in OPTIONS:

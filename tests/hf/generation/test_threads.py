@@ -68,8 +68,9 @@ def test_a_model_in_training_mode_is_shared():
     assert all(module.training for module in trained.modules())
 
 
-@pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    ("drafter", "how"), [*(("draft model", how) for how in COPIES), ("medusa", "pickle"), ("block", "deepcopy")]
+)
 def test_a_copy_of_an_object_that_has_decoded(target, drafter, how):
     options = {**OPTIONS, "prefix_allowed_tokens_fn": lambda row, ids: range(1, 60)}
     speculation = TreeSpeculation(DRAFTERS[drafter](), tree=8)

@@ -34,18 +34,8 @@ TOKENIZERS = {
     "wordpiece": word_piece,
     "characters": characters,
 }
-PAIRS = [
-    ("bytes 300", "bytes 500"),
-    ("bytes 500", "bytes 300"),
-    ("bytes 500", "byte fallback"),
-    ("byte fallback", "bytes 500"),
-    ("bytes 500", "sentencepiece"),
-    ("sentencepiece", "bytes 300"),
-    ("byte fallback", "wordpiece"),
-    ("wordpiece", "bytes 500"),
-    ("characters", "bytes 500"),
-    ("sentencepiece", "characters"),
-]
+PAIRS = list(zip(TOKENIZERS, [*TOKENIZERS][1:] + [*TOKENIZERS][:1], strict=True))
+"""A target and a draft model of every tokenizer."""
 PROMPTS = ["Subject to the terms and conditions of this License", "the Work"]
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
 

@@ -55,7 +55,7 @@ class Steering:
         return self.last_position(module, args, output)
 
 
-SHAPED = ["last_position", "in_place", "single_tokens", "prompts", "before", "one_token_only", "object", "partial"]
+SHAPED = ["last_position", "in_place", "single_tokens", "prompts", "before", "one_token_only"]
 
 
 def register(model: Any, kind: str) -> Any:
@@ -76,9 +76,7 @@ def decoded(model: Any, speculation: TreeSpeculation | None = None, **options: A
 
 
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
-@pytest.mark.parametrize(
-    ("kind", "is_late"), [*((kind, False) for kind in SHAPED), ("last_position", True), ("before", True)]
-)
+@pytest.mark.parametrize(("kind", "is_late"), [*((kind, False) for kind in SHAPED), ("last_position", True)])
 def test_hooks_that_look_at_a_pass_decode_plainly(kind, is_late):
     model, speculation = tiny_llama(), trees()
     without = decoded(model)
@@ -105,6 +103,13 @@ def test_hooks_on_all_positions_decode_by_trees(is_late):
     for _ in range(2):
         assert torch.equal(decoded(model, speculation), decoded(model))
     assert speculation.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("kind", ["object", "partial"])
+def test_hooks_that_are_not_functions_are_seen(kind):
+    model = tiny_llama()
+    register(model, kind)
+    assert len(model_facts(model).hooks) == 1
 
 
 def test_the_hook_is_named(monkeypatch):
@@ -230,13 +235,13 @@ def _changed(kind: Any, change: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
-@pytest.mark.parametrize("where", ["layer", "part", "class"])
 @pytest.mark.parametrize(
-    ("kind", "is_late"),
-    [("last_position", False), ("last_position", True), ("single_tokens", False), ("prompts", False),
-     ("everywhere", False), ("everywhere", True)],
+    ("where", "kind", "is_late"),
+    [("layer", "last_position", False), ("layer", "single_tokens", False), ("layer", "prompts", False),
+     ("layer", "everywhere", True), ("part", "last_position", True), ("part", "everywhere", False),
+     ("class", "last_position", False), ("class", "last_position", True), ("class", "everywhere", False)],
 )  # fmt: skip
-def test_modules_of_ones_own_are_as_hooks(kind, where, is_late):
+def test_modules_of_ones_own_are_as_hooks(where, kind, is_late):
     model, speculation = tiny_llama(), trees()
     if is_late:
         decoded(model, speculation)

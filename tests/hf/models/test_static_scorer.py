@@ -42,8 +42,9 @@ def inputs():
     return {"input_ids": ids, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("tree", [Chain(4), KAry((3, 2, 1)), BestFirst(9)], ids=lambda p: type(p).__name__)
-@pytest.mark.parametrize("options", [{}, {"do_sample": True}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("tree", "options"), [(Chain(4), {}), (KAry((3, 2, 1)), {"do_sample": True}), (BestFirst(9), {})]
+)
 def test_static_passes_draft_the_same_trees(target, draft, widths, inputs, tree, options):
     expected = run(target, draft, inputs, tree, **options)
     drafter = make_draft_model(draft, static_cache_len=80)

@@ -26,7 +26,7 @@ def scorer_for(model, is_static=False, **options):
     return TreeScorer(model, max_cache_len=STATIC_LENGTH if is_static else None, **options)
 
 
-@pytest.mark.parametrize(("attention", "is_static"), [("eager", False), ("sdpa", True), ("eager", True)])
+@pytest.mark.parametrize(("attention", "is_static"), [("eager", False), ("sdpa", True)])
 @pytest.mark.parametrize("name", NAMES)
 def test_six_rounds_equal_uncached_passes(name, attention, is_static):
     """What `make_scorer` makes by default is in its own tests, for every architecture."""

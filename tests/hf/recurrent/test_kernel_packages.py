@@ -31,14 +31,14 @@ SSD = ("mamba_chunk_scan_combined", "selective_state_update")
 SCAN = ("selective_scan_fn", "selective_state_update")
 RECURRENCES: dict[str, tuple[str, ...]] = {
     "qwen3_next": DELTA,
-    "qwen3_5_text": DELTA,
     "kimi_linear": KIMI,
-    "mamba2": SSD,
     "bamba": SSD,
     "mamba": SCAN,
     "lfm2": (),
 }
 OTHERS: dict[str, tuple[str, ...]] = {
+    "qwen3_5_text": DELTA,
+    "mamba2": SSD,
     "qwen3_5_moe_text": DELTA,
     "olmo_hybrid": DELTA,
     "lara_mini": DELTA,

@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 import torch
 from helpers.hybrids import SizedTrees
-from helpers.rounds import Game, cache_error, recurrent_states
+from helpers.rounds import Game, recurrent_states
 from helpers.zoo import BY_NAME, RWKV, STATEFUL, VOCAB_SIZE, Architecture, build, prompts
 from transformers import DynamicCache, PreTrainedModel
 
@@ -44,6 +44,8 @@ TOLERANCE = 1e-4
 KINDS = ("lfm2", "qwen3_5_text", "kimi_linear", "bamba", "jamba", "minimax", "recurrent_gemma")
 """One architecture of each kind: convolutions alone, delta rules with decays per head and channel, Mamba-2 and 1,
 lightning attention, RG-LRU."""
+FEW_KINDS = ("qwen3_5_text", "bamba", "recurrent_gemma")
+"""States next to keys and values, in one layer with them, and in the modules themselves."""
 OPTIONS = {"do_sample": False, "pad_token_id": 0, "eos_token_id": VOCAB_SIZE + 1}
 
 
@@ -62,10 +64,6 @@ def is_same(scorer: StateScorer, states: list[torch.Tensor]) -> bool:
     return all(torch.equal(*pair) for pair in zip(recurrent_states(scorer.cache), states, strict=True))
 
 
-def test_at_least_twelve_architectures_are_served():
-    assert len(STATEFUL) >= 12
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_rejected_trees_leave_states_and_keys_as_they_were(name):
     scorer = filled(build(name), 2)
@@ -82,7 +80,7 @@ def test_rejected_trees_leave_states_and_keys_as_they_were(name):
     assert all(torch.equal(new[1], old[1]) for new, old in zip(recurrent_states(scorer.cache), states, strict=True))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", FEW_KINDS)
 def test_a_commit_makes_no_pass_of_the_model(name):
     model = build(name)
     scorer = filled(model)
@@ -95,19 +93,10 @@ def test_a_commit_makes_no_pass_of_the_model(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_texts_may_begin_with_a_tree(name):
-    """A prompt of one token has no cached tokens: states of nothing, then of the first tree's path."""
-    model = build(name)
-    game = Game(model, StateScorer(model), [0, 0])
-    assert game.play(3, num_passes=2) <= TOLERANCE
-    assert game.cache_error() <= TOLERANCE
-
-
-@pytest.mark.parametrize("name", KINDS)
 def test_the_shortest_padded_batches(name):
     model = build(name)
     game = Game(model, StateScorer(model), [1, 0, 1])
-    assert game.play(3) <= TOLERANCE
+    assert game.play(1) <= TOLERANCE
     for pads in ([0, 1], [0, 2, 1]):
         ids = prompts(len(pads), 1 + max(pads))
         mask = torch.arange(ids.shape[1]) >= torch.tensor(pads).unsqueeze(1)
@@ -123,19 +112,7 @@ def test_a_single_column_of_padding_is_read_as_plain_decoding_reads_it():
         check_identity(model, torch.tensor(ids), torch.tensor(mask), 20, speculation)
 
 
-@pytest.mark.parametrize("name", [*KINDS, "rwkv"])
-def test_passes_over_padding_alone(name):
-    """The logits of nodes behind a root, and of a text's beginning."""
-    scorer, tokens = filled(build(name), 2), prompts(2, 2, seed=1)
-    expected = scorer.extend(tokens, torch.tensor([[-1, 0]] * 2)).logits[:, 1:]
-    scorer.commit([(), ()])
-    scorer.extend(tokens[:, :1], torch.tensor([[-1]] * 2))
-    assert scorer.extend(tokens, torch.tensor([[-2, -2]] * 2)).logits.isfinite().all()
-    logits = scorer.extend(tokens[:, 1:], torch.tensor([[0]] * 2)).logits
-    assert (logits - expected).abs().max() <= TOLERANCE
-
-
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", FEW_KINDS)
 def test_an_error_within_a_pass_leaves_the_scorer_usable(name):
     model = build(name)
     scorer, ids, tokens = filled(model), prompts(1, 20), prompts(1, 3, seed=1)
@@ -176,7 +153,7 @@ def test_hidden_states_are_those_of_plain_passes(name):
                 assert (extended[layer][row, path] - states[layer][0, 20 - start :]).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", FEW_KINDS)
 def test_chains_and_single_tokens_go_the_same_way(name):
     model = build(name)
     scorer = make_scorer(model)
@@ -188,9 +165,8 @@ def test_chains_and_single_tokens_go_the_same_way(name):
         check_identity(model, ids, torch.ones_like(ids), 20, speculation, plain)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_rejected_chains_cost_no_second_pass(name, monkeypatch):
-    model, ids = build(name), prompts(1, 20)
+def test_rejected_chains_cost_no_second_pass(monkeypatch):
+    model, ids = build("bamba"), prompts(1, 20)
     truth, run, passes = plain_texts(model, ids, 12), StateScorer._run, []
     check_identity(model, ids, torch.ones_like(ids), 2, lookups())  # With the checks of a first use, not counted.
     monkeypatch.setattr(StateScorer, "_run", lambda *args, **options: passes.append(1) or run(*args, **options))
@@ -269,7 +245,7 @@ def test_limits_of_step_sizes_are_those_of_plain_decoding(name):
     check_identity(model, ids, torch.ones_like(ids), 40, speculation, plain)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", FEW_KINDS)
 def test_draft_models_with_states_grow_trees(name):
     """A target and its twin as draft model; every level is a pass whose nodes follow pending ones."""
     model = build(name)
@@ -344,17 +320,15 @@ def test_rounding_is_that_of_the_models_own_passes(name, dtype):
     assert found <= 2 * own + 1e-5
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_bfloat16(name):
-    model = build(name).to(torch.bfloat16)
+def test_bfloat16_is_served_by_trees():
+    model, ids = build("qwen3_5_text").to(torch.bfloat16), prompts(2, 16)
     assert make_scorer(model).capability == Capability.TREE
-    ids = prompts(2, 16)
-    speculation = treespec.TreeSpeculation(TokenRecycling(), tree=8)
-    out = model.generate(ids, max_new_tokens=12, **OPTIONS, custom_generate=speculation)
-    assert out.shape == (2, 28)
+    assert model.generate(ids, max_new_tokens=12, **OPTIONS, custom_generate=lookups()).shape == (2, 28)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FEW_KINDS[::2] else [pytest.mark.slow]) for name in KINDS]
+)
 def test_joint_distribution_is_the_targets(name):
     """A G-test of three sampled tokens from the eight likeliest, drafted by trees of another model's samples."""
     model, ids = build(name), prompts(1, 8)
@@ -462,7 +436,7 @@ def test_plain_passes_of_other_threads_stay_plain():
     assert len(found) == 2
 
 
-@pytest.mark.parametrize("name", [*KINDS, "rwkv"])
+@pytest.mark.parametrize("name", [*FEW_KINDS, "rwkv"])
 def test_a_thread_begins_a_pass_within_another_threads(name):
     model, threads, found = build(name), [], []
 
@@ -484,15 +458,6 @@ def test_a_thread_begins_a_pass_within_another_threads(name):
     handle.remove()
     assert len(found) == 3
     assert all(torch.equal(logits, found[0]) for logits in found)
-
-
-def test_returned_caches_continue_the_text():
-    model, ids = build("qwen3_next"), prompts(1, 20)
-    speculation = treespec.TreeSpeculation(TokenRecycling(), tree=8)
-    out = model.generate(ids, max_new_tokens=10, **OPTIONS, return_dict_in_generate=True, custom_generate=speculation)
-    assert (
-        cache_error(model, out.past_key_values, torch.ones(1, 29, dtype=torch.bool), out.sequences[:, :-1]) <= TOLERANCE
-    )
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "minimax", "recurrent_gemma", "rwkv"])

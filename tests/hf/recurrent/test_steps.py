@@ -20,7 +20,7 @@ from treespec.hf.recurrent.scorer import StateScorer
 from treespec.protocols import Capability
 
 TOLERANCE = 1e-4
-KINDS = ("lfm2", "qwen3_next", "kimi_linear", "falcon_h1", "mamba")
+KINDS = ("qwen3_next", "falcon_h1", "mamba")
 ROOT = torch.tensor([[-1], [-1]])
 
 
@@ -51,64 +51,10 @@ def states_of(scorer):
 def test_steps_score_as_plain_passes(architecture):
     model = build(architecture)
     game = Game(model, StateScorer(model), [9, 14, 2])
-    assert game.play(3, max_nodes=1, num_passes=1) <= TOLERANCE
-    assert game.play(3, is_root_first=True) <= TOLERANCE
-    game.select_rows([2, 0])
-    assert game.play(2, num_passes=1) <= TOLERANCE
     assert game.play(2, max_nodes=1, num_passes=1) <= TOLERANCE
+    game.select_rows([2, 0])
+    assert game.play(2, is_root_first=True) <= TOLERANCE
     assert game.cache_error() <= TOLERANCE
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_rows_without_a_committed_step_have_the_states_of_before(name):
-    model = build(name)
-    scorer, tokens = started(model), prompts(2, 1, seed=4)
-    before = states_of(scorer)
-    for paths in ([(), ()], [(), (0,)]):
-        scorer.extend(tokens, ROOT)
-        assert not all(torch.equal(*pair) for pair in zip(states_of(scorer), before, strict=True))
-        scorer.commit(paths)
-        after = states_of(scorer)
-        assert all(torch.equal(new[0], old[0]) for new, old in zip(after, before, strict=True))
-        assert all(torch.equal(new[1], old[1]) for new, old in zip(after, before, strict=True)) == (not paths[1])
-    found = scorer.extend(prompts(2, 1, seed=5), ROOT).logits[:, 0]
-    rows = texts(tokens, prompts(2, 1, seed=5))
-    assert (found - logits_of(model, [[*rows[0][:21], rows[0][22]], rows[1]])).abs().max() <= TOLERANCE
-
-
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("start", [-1, 0], ids=["committed text", "step"])
-def test_a_tree_may_grow_from_a_step(name, start):
-    """As draft models' do: its nodes may follow the step's, or the committed text."""
-    model = build(name)
-    scorer, first, second = started(model), prompts(2, 1, seed=4), prompts(2, 2, seed=5)
-    scorer.extend(first, ROOT)
-    found = scorer.extend(second, torch.tensor([[0, 1], [0, start]])).logits[:, 1]
-    whole, short = texts(first, second), texts(second[:, 1:]) if start else texts(first, second[:, 1:])
-    assert (found - logits_of(model, [whole[0], short[1]])).abs().max() <= TOLERANCE
-    third = prompts(2, 2, seed=6)
-    found = scorer.extend(third, torch.tensor([[2, 2], [-2, start]])).logits[:, 1]
-    longer = texts(third[:, 1:]) if start else texts(first, third[:, 1:])
-    assert (found - logits_of(model, [whole[0] + third[0, 1:].tolist(), longer[1]])).abs().max() <= TOLERANCE
-    scorer.commit([(0, 1, 2), (0,)])
-    found = scorer.extend(prompts(2, 1, seed=6), ROOT).logits[:, 0]
-    rows = [texts(first, second, prompts(2, 1, seed=6))[0], texts(first, prompts(2, 1, seed=6))[1]]
-    assert (found - logits_of(model, rows)).abs().max() <= TOLERANCE
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_rows_without_a_path_have_the_states_of_before_a_step(name):
-    """Whatever has been scored behind it."""
-    model = build(name)
-    scorer, first, second = started(model), prompts(2, 1, seed=4), prompts(2, 2, seed=5)
-    before = states_of(scorer)
-    scorer.extend(first, ROOT)
-    scorer.extend(second, torch.tensor([[0, 1], [0, 0]]))
-    scorer.commit([(), (0, 2)])
-    assert all(torch.equal(new[0], old[0]) for new, old in zip(states_of(scorer), before, strict=True))
-    found = scorer.extend(prompts(2, 1, seed=6), ROOT).logits[:, 0]
-    rows = [texts(prompts(2, 1, seed=6))[0], texts(first, second[:, 1:], prompts(2, 1, seed=6))[1]]
-    assert (found - logits_of(model, rows)).abs().max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -170,9 +116,8 @@ def test_an_error_behind_a_step_loses_nothing_silently(name, start, num_errors):
     assert (found - logits_of(model, texts(first, prompts(2, 1, seed=6)))).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_no_memory_for_the_states_of_before_is_said(name, monkeypatch):
-    model = build(name)
+def test_no_memory_for_the_states_of_before_is_said(monkeypatch):
+    model = build("falcon_h1")
     speculation, kept = TreeSpeculation(TokenRecycling(), tree=1), StateLayer.keep
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     plain = model.generate(prompts(1, 9), **options, custom_generate=speculation)  # Checks of the first use are over.

@@ -1,7 +1,5 @@
 """Trace files: bounds, several calls, disks that are full."""
 
-import json
-
 import pytest
 from helpers.traced import record
 
@@ -72,11 +70,3 @@ def test_wrong_options_are_named(tmp_path, wrong):
 def test_a_path_is_enough(tmp_path):
     treespec.TreeSpeculation(treespec.SuffixLookup(), trace=str(tmp_path / "a.jsonl"))
     assert not list(tmp_path.iterdir()), "nothing is written before the first call"
-
-
-def test_lines_are_plain_json(tmp_path):
-    record(tmp_path / "run.jsonl")
-    kinds = [json.loads(line)["kind"] for line in (tmp_path / "run.jsonl").read_text().splitlines()]
-    assert kinds[0] == "call"
-    assert kinds[-1] == "end"
-    assert set(kinds[1:-1]) == {"step"}
