@@ -30,7 +30,7 @@ from treespec.verification import RULES
 CHAIN, PAIR, SQUARE = SHAPES["chain"], FixedShape.kary(2), FixedShape.kary(2, 2)
 CHILDREN, PROBS = "in tree.children(node):", "tree.draft_probs_of(child)"
 DISTINCT, SAMPLED = "in distinct(tree, node):", "draft(tree.contexts[node])"
-MASS = "mass, probs = total / (total + (1 - mass)), rest / total"
+MASS = "mass = total / (total + (1 - mass))\n        weights, scale = rest, mass / total"
 DRAFT_PROB = "tree.base_distributions[c][tree.token(c)]"
 OF_TARGET = ("for child in", "whole = probs\n    for child in", "return None, probs", "return None, whole")
 OF_PAIR = (
@@ -63,12 +63,13 @@ MUTANTS: dict[str, tuple[VerifyingRule, str, str, Shape]] = {
         ("mixed: sample treated as drawn from the whole distribution", "recursive", MIXED, SQUARE,
          PROBS, f"None if tree.draft_probs[child] is None else {SAMPLED}"),
         ("block verification with a token-wise residual", "traversal", IID, CHAIN,
-         MASS, "mass, probs = total / (total + (1 - mass)), residual_weights(probs, draft_probs, token)"),
+         MASS, "scale = mass = total / (total + (1 - mass)); weights = residual_weights(weights, draft_probs, token)"),
         ("target walk with duplicate siblings counted twice", "target_walk", IID, SQUARE, "target_probs(node)",
          "target_probs(node) * np.bincount([tree.token(c) for c in tree.children(node)], minlength=3).clip(1)"),
-        ("traversal that keeps the mass after a rejection", "traversal", IID, SQUARE, MASS, "probs = rest / total"),
+        ("traversal that keeps the mass after a rejection", "traversal", IID, SQUARE,
+         MASS, "weights, scale = rest, mass / total"),
         ("traversal that leaves the mass unnormalised", "traversal", IID, SQUARE,
-         MASS, "mass, probs = total, rest / total"),
+         MASS, "mass, weights, scale = total, rest, 1"),
         ("k_seq with a ratio below the least", "k_seq", IID, PAIR,
          "tightening(probs, draft_probs, len(children), self.num_bisections)", "probs.sum()"),
         ("a rest that depends on the pair", "optimal_transport", IID, PAIR, *OF_PAIR),

@@ -1,6 +1,5 @@
 """What the engine checks of a drafter: that the target returns what it reads, and that its trees can be scored."""
 
-import torch
 from torch import Tensor
 
 from treespec.errors import ConfigError, InvalidTreeError
@@ -28,7 +27,8 @@ def check_proposal(trees: TreeBatch, last_tokens: Tensor, vocab_size: int) -> No
     if not isinstance(trees, TreeBatch) or trees.num_rows != len(last_tokens):
         got = f"{trees.num_rows} trees" if isinstance(trees, TreeBatch) else type(trees).__name__
         raise InvalidTreeError(f"the drafter must propose a TreeBatch of {len(last_tokens)} trees, got {got}")
-    if not torch.equal(trees.tokens[:, 0], last_tokens):
+    tokens = trees.tokens.numpy()
+    if (tokens[:, 0] != last_tokens.numpy()).any():
         raise InvalidTreeError("the drafter's roots must be the last committed tokens, history.last_tokens")
-    if not bool(((trees.tokens >= 0) & (trees.tokens < vocab_size)).all()):
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise InvalidTreeError(f"a drafted token is outside the target's vocabulary of {vocab_size}")

@@ -36,7 +36,6 @@ def draw_values(chosen: Children, children: str, ranking: str) -> DrawValues:
     return acceptance_values(chosen, is_iid) if ranking == ACCEPTANCE else visit_values(chosen.probs, is_iid)
 
 
-@np.errstate(over="ignore")  # Where rounding leaves next to nothing of a distribution, the quotients are capped.
 def acceptance_values(chosen: Children, is_iid: bool) -> DrawValues:
     """How likely verification is to reach a draw and to accept its token.
 
@@ -49,16 +48,15 @@ def acceptance_values(chosen: Children, is_iid: bool) -> DrawValues:
     a selected token's q and what sampling adds to it. A draw is reached with probability prod (1 - a_i) over the
     siblings before it; before the draw, its expected acceptance is c_r + (1 - c_r) sum q^2.
     """
-    probs = chosen.probs
-    assert chosen.squares is not None
+    probs, squares = chosen.probs, chosen.squares
+    assert squares is not None
     rest = np.ones_like(probs)
-    squares = chosen.squares
-    if not is_iid:
-        rest = np.maximum(rest - _shifted(probs.cumsum(-1), 0), np.finfo(probs.dtype).tiny)
+    if not is_iid:  # The least that is left of a distribution, by rounding, has a square above zero.
+        rest = np.maximum(1 - _shifted(probs.cumsum(-1), 0), np.finfo(probs.dtype).tiny ** 0.5)
         squares = np.maximum(squares - _shifted(np.square(probs).cumsum(-1), 0), 0)
     gains = (SAMPLING_GAIN ** np.arange(1, probs.shape[-1] + 1)).astype(probs.dtype)
-    accepted = gains + (1 - gains) * np.minimum(probs / rest, 1)
-    expected = gains + (1 - gains) * np.minimum(squares / rest / rest, 1)
+    accepted = gains + (1 - gains) * (probs / np.maximum(rest, probs))
+    expected = gains + (1 - gains) * (squares / np.maximum(rest * rest, squares))
     reached = _shifted((1 - accepted).cumprod(-1), 1)
     return DrawValues(reached * expected, reached * accepted)
 

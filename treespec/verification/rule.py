@@ -110,4 +110,4 @@ class ArgmaxSource:
         )
 
     def pick(self, node: int, weights: Any) -> int:
-        return int(weights.argmax())
+        return int(weights.numpy(force=True).argmax())  # On a CPU PyTorch's takes six times as long.

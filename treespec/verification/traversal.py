@@ -44,17 +44,18 @@ class BlockVerification(Traversal):
     requirements = Requirements(is_chain_only=True)
 
 
-def _visits(tree: VerifiableTree, node: int, mass: Any, probs: Any) -> Iterator[Visit]:
+def _visits(tree: VerifiableTree, node: int, mass: Any, weights: Any) -> Iterator[Visit]:
+    scale = mass  # `a P` is `scale * weights`: dividing w by S would be another pass over the vocabulary.
     for child in tree.children(node):
         token = tree.token(child)
         draft_probs = tree.draft_probs_of(child)
-        weights = mass * probs
-        yield Visit(child, min(likelihood_ratio(weights, draft_probs, token), 1))
-        rest = residual_weights(weights, draft_probs, token)
+        yield Visit(child, min(scale * likelihood_ratio(weights, draft_probs, token), 1))
+        rest = residual_weights(scale * weights, draft_probs, token)
         total = rest.sum()
         if total == 0:
             # Nothing is left below a rejected child. The root, always accepted, emits from the distribution before.
             mass = 0
             break
-        mass, probs = total / (total + (1 - mass)), rest / total
-    yield Visit(node, mass, probs)
+        mass = total / (total + (1 - mass))
+        weights, scale = rest, mass / total
+    yield Visit(node, mass, weights)

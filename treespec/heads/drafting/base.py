@@ -1,6 +1,7 @@
 """What drafters with a head on the target's hidden states have in common: its keys, what it has yet to read, and what
 its logits propose."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -124,10 +125,10 @@ def head_proposal(
         if count is None:
             return Proposal(probs)
     top = probs.topk(min(count, probs.shape[-1]), dim=-1)
-    # NaN comes first in `topk`, and makes a distribution's every probability NaN.
-    if top.values.device.type == "cpu" and bool(top.values[..., 0].isnan().any()):
+    # NaN makes a distribution's every probability NaN, and so the sum of all of them.
+    if top.values.device.type == "cpu" and math.isnan(top.values.sum()):
         raise LogitsError("the draft head's distributions hold NaN: check the head's weights and its dtype")
-    tokens = top.indices if ids is None else ids[top.indices]
+    tokens = top.indices if ids is None else ids.take(top.indices)
     return Proposal(top.values.to(session.device), tokens.to(session.device))
 
 

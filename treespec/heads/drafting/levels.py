@@ -48,6 +48,7 @@ class LevelDrafter(HeadDrafter[Head]):
     def _read(self, states: Float[Tensor, "B F Z"], frontier: Frontier) -> tuple[Tensor, Tensor]:
         """Logits [B, F, W] after nodes, and what their children read [B, F, Z], of the outputs of a pass."""
 
+    @torch.no_grad()
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone where a root's feature is not known or the context is full."""
         depth = min(max_depth, depth_room(self._session.history, self._max_length))
@@ -60,11 +61,10 @@ class LevelDrafter(HeadDrafter[Head]):
 
     def expand(self, frontier: Frontier) -> Proposal:
         """See `DraftSource`; the first pass reads the tokens that were committed since the last step."""
-        with torch.no_grad():
-            states = self._catch_up() if frontier.is_root else self._run_level(frontier)
-            logits, outputs = self._read(states, frontier)
-            self._outputs = [outputs] if frontier.is_root else [*self._outputs, outputs]
-            return self._propose(logits, frontier)
+        states = self._catch_up() if frontier.is_root else self._run_level(frontier)
+        logits, outputs = self._read(states, frontier)
+        self._outputs = [outputs] if frontier.is_root else [*self._outputs, outputs]
+        return self._propose(logits, frontier)
 
     def _catch_up(self) -> Float[Tensor, "B 1 Z"]:
         """The head's outputs at the roots."""
