@@ -28,11 +28,12 @@ import torch
 from rich.progress import Progress
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.common.drafters import fastest_head
+from benchmarks.common.drafters import make_fast
 from benchmarks.common.prompts import QUESTIONS, encode, held_out
 from benchmarks.common.settings import RESULTS, SAMPLING, load_average, markdown_table, parser, publish, settings
 from benchmarks.peers.contestants import BLOCK, OPTIMIZED, PLAIN, title
 from benchmarks.peers.report import Prompts, as_plain, in_total, ms_per_token, runs_of_one, speed, tokens_per_pass
+from treespec.heads.drafting.base import HeadDrafter
 from treespec.hf import TreeSpeculation
 from treespec.hf.loading import smollm2
 from treespec.lab.measure.paired import Bench, Contestant, in_turn
@@ -88,8 +89,11 @@ def first_calls(threads: int) -> dict[str, float]:
 def whole_calls(names: dict[str, Any], prompts: dict[str, Any], num_new: int, seed: int) -> dict[str, Any]:
     """By temperature the runs, and the prompts whose greedy texts differ."""
     model, speculation = names["model"], names["speculation"]
-    lookups = find_drafters(model, is_download_allowed=False).drafters[1:]
-    rival = TreeSpeculation([fastest_head(model), *lookups], tree=8)
+    drafters = find_drafters(model, is_download_allowed=False).drafters
+    for drafter in drafters:
+        if isinstance(drafter, HeadDrafter):
+            make_fast(drafter.head)
+    rival = TreeSpeculation(drafters, tree=8)
     contestants = [
         Contestant(PLAIN, dict, smollm2.load()[0]),
         Contestant(OPTIMIZED, dict),

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import nn
 
 from treespec import Eagle3, load_drafter, optimize, shipped_head
 from treespec.cpu.native import NativeError
@@ -69,11 +70,16 @@ def fastest_head(model: Any) -> Eagle3:
     """
     head = load_drafter(shipped_head(NAME), model)
     assert isinstance(head, Eagle3)
-    try:
-        optimize(head.head, dtype=torch.int8)
-    except NativeError:
-        optimize(head.head)
+    make_fast(head.head)
     return head
+
+
+def make_fast(head: nn.Module) -> None:
+    """Weights of 8 bits, or the fastest exact kernels where no compiler is."""
+    try:
+        optimize(head, dtype=torch.int8)
+    except NativeError:
+        optimize(head)
 
 
 class MadeUp(SessionSource, ABC):
