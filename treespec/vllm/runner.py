@@ -15,7 +15,7 @@ from vllm.v1.outputs import SamplerOutput
 
 from treespec.protocols import Scores, VerifiedStep
 from treespec.tree import TreeBatch
-from treespec.vllm.attention import CurrentStep
+from treespec.vllm.attention import PassSegments
 from treespec.vllm.drafting import Drafting, ServedRow
 from treespec.vllm.drafts import Draft, as_drafts, first_chains, first_nodes
 from treespec.vllm.heads import FeaturePages, ServedHead, load_served_head
@@ -85,8 +85,13 @@ class TreeRunner:
             slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu
             self.positions[tokens] = positions.to(self.positions.dtype)
             slot_mapping[tokens] = slots.to(slot_mapping.dtype)
-            CurrentStep.begin(plan, int(num_scheduled_tokens.sum()), self.device)
+            self._set_segments(PassSegments.from_plan(plan, int(num_scheduled_tokens.sum()), self.device))
         return result
+
+    def _set_segments(self: Any, segments: PassSegments | None) -> None:
+        """Give the attention of the next pass its segments."""
+        for group in (group for groups in self.attn_groups for group in groups):
+            group.get_metadata_builder().segments = segments
 
     def _sample(self: Any, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
         """Verify trees, in place of vLLM's verification of chains."""
@@ -109,9 +114,9 @@ class TreeRunner:
 
     def _bring_home(self: Any, step: Step) -> None:
         """Copy accepted paths that end in scratch blocks to the requests' own."""
-        CurrentStep.end()
         if step.plan is None or not step.plan.has_segments:
             return
+        self._set_segments(None)
         last = np.array([verdict.path[-1] for verdict in step.verdicts])
         copies = step.plan.copies_home(last, self.input_batch.block_table[0].get_numpy_array())
         if copies.shape[1]:
