@@ -68,14 +68,22 @@ class Drafting:
     The drafter's rows are the requests of the last step; one that was not in it joins again with its whole text.
     """
 
-    def __init__(self, options: Options, vocab_size: int, seed: int = 0, head: ServedHead | None = None) -> None:
-        """head: with its pages."""
+    def __init__(
+        self,
+        options: Options,
+        vocab_size: int,
+        seed: int = 0,
+        head: ServedHead | None = None,
+        is_on_host: bool = True,
+    ) -> None:
+        """head: with its pages; `is_on_host`: the target runs on the CPU, where passes over more tokens cost more."""
         self.drafter, self._head, policy = make_drafter(options, head), head, options.policy
         is_own = ":" in options.drafter
         self.control = policy if isinstance(policy, Control) else None
         if self.control is not None:
             share = 0.0 if head is None else HEAD_SHARE
-            self.control.begin(CallFacts(self.drafter, share, is_sampling=is_own, is_flat=True))
+            facts = CallFacts(self.drafter, share, is_sampling=is_own, is_flat=True, is_on_host=is_on_host)
+            self.control.begin(facts)
         self.requests: list[str] = []
         self._missed: dict[str, list[int]] = {}
         """By request what it has emitted since the drafter's last update."""

@@ -71,7 +71,7 @@ class TreeRunner:
             self._head.pages = FeaturePages(num_blocks, self._kernel_block_sizes[0], self._head.head)
         if get_tp_group().is_first_rank:
             sizes = self.model_config.get_vocab_size(), self.model_config.seed or 0
-            self._drafting = Drafting(self._tree_options, *sizes, self._head)
+            self._drafting = Drafting(self._tree_options, *sizes, self._head, self.device.type == "cpu")
 
     def _prepare_inputs(self: Any, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         """vLLM's; then positions and slots of nodes in scratch segments are replaced."""
