@@ -52,14 +52,13 @@ class ServedRow:
 
 @dataclass(frozen=True)
 class FlatStep(VerifiedStep):
-    """A step whose logits are one table over all nodes, float [M, V]; the nodes' flat rows in it, None for all rows."""
+    """A step whose logits are one table, float [M, V], in which these are the flat rows of its trees' nodes."""
 
-    nodes: Int[Tensor, "M"] | None = None
+    nodes: Sequence[int] = ()
 
     def top_tokens(self, k: int) -> Int[Tensor, "M k"]:
         """See `VerifiedStep`."""
-        logits = self.scores.logits
-        return download(highest(logits if self.nodes is None else logits[self.nodes], k))[0]
+        return download(highest(self.scores.logits, k))[0][self.nodes]
 
 
 class Drafting:
@@ -223,16 +222,13 @@ def _flat_step(
     rows: Sequence[ServedRow], trees: TreeBatch, logits: Float[Tensor, "M V"], starts: Sequence[int]
 ) -> FlatStep:
     chosen = trees.select_rows([row.tree_row for row in rows])
-    sizes = chosen.num_nodes.tolist()
-    own = [starts[row.tree_row] + node for row, size in zip(rows, sizes, strict=True) for node in range(size)]
-    nodes = torch.tensor(own, dtype=torch.int64, device="cpu")
-    is_all = len(nodes) == len(logits) and bool((nodes == torch.arange(len(nodes), device="cpu")).all())
+    firsts, sizes = [starts[row.tree_row] for row in rows], chosen.num_nodes.tolist()
     return FlatStep(
         trees=chosen,
         verdicts=[row.verdict for row in rows],
         scores=Scores(logits),
         emitted=[row.emitted for row in rows],
-        nodes=None if is_all else nodes.to(logits.device),
+        nodes=[node for first, size in zip(firsts, sizes, strict=True) for node in range(first, first + size)],
     )
 
 

@@ -257,11 +257,8 @@ class TreeRunner:
     def _keep_features(self: Any, step: Step, states: Sequence[Tensor]) -> None:
         """Write what the head reads of all tokens of the step that stay in the texts."""
         columns, positions, rows = step.flat.kept([verdict.path for verdict in step.verdicts])
-        index = torch.from_numpy(columns).to(self.device)
-        layers = sorted(set(self._head.hidden_layers))  # vLLM's order.
-        chosen = torch.cat([states[layers.index(layer)][index] for layer in self._head.hidden_layers], -1)
         tables = self.input_batch.block_table[0].get_numpy_array()[rows]
-        self._head.pages.write(chosen, tables, positions)
+        self._head.keep(states, columns, tables, positions)
 
     def _forget(self: Any, rows: Sequence[ServedRow]) -> None:
         """Drop what belongs to requests that have left, and drafts that were verified."""
