@@ -29,6 +29,9 @@ from treespec.vllm.step import StepVerifier, gather_output
 from treespec.vllm.streams import Streams
 from treespec.vllm.supported import check_backends, check_cache
 
+clock = time.perf_counter
+"""Seconds, by which the control learns what steps take."""
+
 
 class TreeRunner:
     """Mixin placed before vLLM's runner in the MRO. Everything read from `self` but not set in `__init__` is vLLM's.
@@ -75,7 +78,7 @@ class TreeRunner:
 
     def _prepare_inputs(self: Any, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         """vLLM's; then positions and slots of nodes in scratch segments are replaced."""
-        began = time.perf_counter()
+        began = clock()
         result = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # pyright: ignore[reportAttributeAccessIssue]
         counts, drafted = num_scheduled_tokens.astype(np.int64), scheduler_output.scheduled_spec_decode_tokens
         self._step = lay_out(self.input_batch, drafted, counts, self._drafts, self._scratch)
@@ -152,7 +155,7 @@ class TreeRunner:
         self: Any, output: Any, emitted: Any, sampling: Any, hidden: Any, last_hidden: Any, states: Any, *args: Any
     ) -> list[list[int]]:
         """Learn what became of the step's trees, and draft for the next one."""
-        step, began = self._step, time.perf_counter()
+        step, began = self._step, clock()
         rows = self._served_rows(step, emitted)
         self._forget(rows)
         if self._head is not None:
@@ -162,7 +165,7 @@ class TreeRunner:
         ranks = get_tp_group()
         drafts = ranks.broadcast_object(self._draft(step, rows) if ranks.is_first_rank else None)
         self._drafts |= drafts
-        end = time.perf_counter()
+        end = clock()
         numbers = [row.tree_row for row in rows]
         self.stats.record(step.trees, step.verdicts, numbers)
         self.stats.pass_ms += 1e3 * (began - step.began)
@@ -181,7 +184,7 @@ class TreeRunner:
         before = self._reported
         if self._drafting.control is None:
             return
-        now, requests = time.perf_counter(), {row.request for row in rows}
+        now, requests = clock(), {row.request for row in rows}
         self._reported = now, requests, step.num_prompt
         is_timed = before and before[2] == step.num_prompt == 0 and not requests.isdisjoint(before[1])
         trees = step.trees.select_rows([row.tree_row for row in rows])
@@ -203,10 +206,10 @@ class TreeRunner:
                 if step.plan is not None or not drafting.skip(rows):
                     drafting.update(rows, step.trees, step.logits, step.starts)
                 return {}
-        began = time.perf_counter()
+        began = clock()
         drafting.update(rows, step.trees, step.logits, step.starts)
         drafts = as_drafts(*self._trees_for(rows))
-        self._draft_ms = 1e3 * (time.perf_counter() - began)
+        self._draft_ms = 1e3 * (clock() - began)
         return {row.request: draft for row, draft in zip(rows, drafts, strict=True)}
 
     def _served_rows(self: Any, step: Step, emitted: Sequence[Sequence[int]]) -> list[ServedRow]:
