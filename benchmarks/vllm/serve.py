@@ -77,7 +77,13 @@ def server(speculation: dict[str, Any] | None, at_once: int) -> Iterator[tuple[i
         "--block-size", "32", "--kv-cache-memory-bytes", str(1 << 29), "--seed", "0",
         *(["--speculative-config", json.dumps(speculation)] if speculation else []),
     ]  # fmt: skip
-    process = subprocess.Popen(command, env={**os.environ, **SERVER}, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **SERVER},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         wait_until_healthy(port, process)
         yield port, psutil.Process(process.pid)

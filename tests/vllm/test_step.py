@@ -65,8 +65,8 @@ class Step:
 
     def run(self, params: Sequence[SamplingParams], outputs: Sequence[list[int]] | None = None, **fields: Any) -> Any:
         """Emitted tokens by request. `fields` are vLLM's of the batch."""
-        names, is_discarded = [str(row) for row in range(len(params))], np.zeros(len(params), dtype=bool)
-        asked = Outputs(names, params, outputs or [[] for _ in params], self.starts, is_discarded)
+        is_discarded = np.zeros(len(params), dtype=bool)
+        asked = Outputs(params, outputs or [[] for _ in params], self.starts, is_discarded)
         verifier = StepVerifier("auto", fields.pop("streams", Streams(0)), Sampler())
         verdicts = verifier.verify(self.trees, self.logits, asked, metadata(params, **fields))
         return [

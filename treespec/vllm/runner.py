@@ -103,7 +103,6 @@ class TreeRunner:
         requests = [self.requests[request] for request in batch.req_ids[: batch.num_reqs]]
         starts = np.cumsum([0, *(count + 1 for count in metadata.num_draft_tokens)])[:-1].tolist()
         outputs = Outputs(
-            names=batch.req_ids,
             params=[request.sampling_params for request in requests],
             outputs=[request.output_token_ids for request in requests],
             starts=starts,
@@ -267,4 +266,3 @@ class TreeRunner:
         """Drop what belongs to requests that have left, and drafts that were verified."""
         gone = (self._drafts.keys() - self.requests.keys()) | {row.request for row in rows}
         self._drafts = {name: draft for name, draft in self._drafts.items() if name not in gone}
-        self._verifier.streams.keep(self.requests)

@@ -37,10 +37,9 @@ _BY_REQUEST = (
 
 @dataclass(frozen=True)
 class Outputs:
-    """A step's B requests: vLLM's names of them, sampling parameters, the output so far, the row of the first node's
-    logits, and bool [B], which of them are still reading their prompt."""
+    """A step's B requests: sampling parameters, the output so far, the row of the first node's logits, and bool [B],
+    which of them are still reading their prompt."""
 
-    names: Sequence[str]
     params: Sequence[Any]
     outputs: Sequence[Sequence[int]]
     starts: Sequence[int]
