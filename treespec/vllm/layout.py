@@ -18,8 +18,8 @@ from treespec.vllm.segments import SegmentPlan, StepTrees, plan_segments
 class Step:
     """One pass: its trees, their segments, and what came of them.
 
-    `plan` is None where nothing was drafted. `num_prompt`: tokens of chunks of prompts. `began`: by the runner's
-    clock. `logits` [M, V], of request i from row `starts[i]` on.
+    `plan` is None where nothing was drafted. `num_prompt`: tokens of chunks of prompts. `began`: in seconds of
+    `perf_counter`. `logits` [M, V], of request i from row `starts[i]` on.
     """
 
     trees: TreeBatch

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,6 @@ from treespec.vllm.stats import ServingStats
 from treespec.vllm.step import StepVerifier, gather_output
 from treespec.vllm.streams import Streams
 from treespec.vllm.supported import check_backends, check_cache
-
-clock = time.perf_counter
-"""Seconds, by which the control learns what steps take."""
 
 
 class TreeRunner:
@@ -78,7 +75,7 @@ class TreeRunner:
 
     def _prepare_inputs(self: Any, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         """vLLM's; then positions and slots of nodes in scratch segments are replaced."""
-        began = clock()
+        began = perf_counter()
         result = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # pyright: ignore[reportAttributeAccessIssue]
         counts, drafted = num_scheduled_tokens.astype(np.int64), scheduler_output.scheduled_spec_decode_tokens
         self._step = lay_out(self.input_batch, drafted, counts, self._drafts, self._scratch)
@@ -154,7 +151,7 @@ class TreeRunner:
         self: Any, output: Any, emitted: Any, sampling: Any, hidden: Any, last_hidden: Any, states: Any, *args: Any
     ) -> list[list[int]]:
         """Learn what became of the step's trees, and draft for the next one."""
-        step, began = self._step, clock()
+        step, began = self._step, perf_counter()
         rows = self._served_rows(step, emitted)
         self._forget(rows)
         if self._head is not None:
@@ -164,7 +161,7 @@ class TreeRunner:
         ranks = get_tp_group()
         drafts = ranks.broadcast_object(self._draft(step, rows) if ranks.is_first_rank else None)
         self._drafts |= drafts
-        end = clock()
+        end = perf_counter()
         numbers = [row.tree_row for row in rows]
         self.stats.record(step.trees, step.verdicts, numbers)
         self.stats.pass_ms += 1e3 * (began - step.began)
@@ -183,7 +180,7 @@ class TreeRunner:
         before = self._reported
         if self._drafting.control is None:
             return
-        now, requests = clock(), {row.request for row in rows}
+        now, requests = perf_counter(), {row.request for row in rows}
         self._reported = now, requests, step.num_prompt
         is_timed = before and before[2] == step.num_prompt == 0 and not requests.isdisjoint(before[1])
         trees = step.trees.select_rows([row.tree_row for row in rows])
@@ -205,10 +202,10 @@ class TreeRunner:
                 if step.plan is not None or not drafting.skip(rows):
                     drafting.update(rows, step.trees, step.logits, step.starts)
                 return {}
-        began = clock()
+        began = perf_counter()
         drafting.update(rows, step.trees, step.logits, step.starts)
         drafts = as_drafts(*self._trees_for(rows))
-        self._draft_ms = 1e3 * (clock() - began)
+        self._draft_ms = 1e3 * (perf_counter() - began)
         return {row.request: draft for row, draft in zip(rows, drafts, strict=True)}
 
     def _served_rows(self: Any, step: Step, emitted: Sequence[Sequence[int]]) -> list[ServedRow]:
