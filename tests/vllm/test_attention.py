@@ -76,7 +76,7 @@ def test_other_numbers_by_request_are_refused(plan: Any, fields: dict[str, Any])
 
 
 class PretendedBuilder:
-    """Of one attention backend of vLLM what builds metadata."""
+    """What builds metadata in an attention backend of vLLM."""
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         return SimpleNamespace(seq_lens=common_attn_metadata.seq_lens.tolist())
