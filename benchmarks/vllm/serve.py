@@ -2,9 +2,9 @@
 
     python -m benchmarks.vllm.serve --concurrency 1 4 8 16 --tokens 48
 
-One server after the other; the CPU time of each is counted too, as it hardly depends on what else the machine does.
-Greedy, held-out prompts of HumanEval and GSM8K, others for every number of requests. It needs pandas; the suffix method
-is skipped without its package, see `benchmarks.vllm`.
+One server after the other, on a quiet machine: vLLM's processes poll while they wait for each other, so that CPU time
+would say as little as wall time. Greedy, held-out prompts of HumanEval and GSM8K, others for every number of requests.
+It needs pandas; the suffix method is skipped without its package, see `benchmarks.vllm`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from benchmarks.common.prompts import held_out
 from benchmarks.common.settings import RESULTS, load_average, markdown_table, settings, settings_lines, write_json
@@ -48,10 +46,10 @@ def main() -> None:
     methods, rows = [name for name in args.methods if is_installed(name)], []
     for name in methods:
         prompts = [prompt.text for prompt in held_out(None, sum(map(num_requests, args.concurrency)))]
-        with server(METHODS[name], max(args.concurrency)) as (port, process):
+        with server(METHODS[name], max(args.concurrency)) as port:
             for at_once in args.concurrency:
                 chosen, prompts = prompts[: num_requests(at_once)], prompts[num_requests(at_once) :]
-                found = bench(port, process, chosen, at_once, args.tokens)
+                found = bench(port, chosen, at_once, args.tokens)
                 rows.append({"method": name, "concurrency": at_once, **found})
                 print(rows[-1], flush=True)
     data = settings(tokens=args.tokens, load=load_average(), rows=rows)
@@ -66,8 +64,8 @@ def num_requests(at_once: int) -> int:
 
 
 @contextmanager
-def server(speculation: dict[str, Any] | None, at_once: int) -> Iterator[tuple[int, psutil.Process]]:
-    """The port and process of a server, which ends with the context."""
+def server(speculation: dict[str, Any] | None, at_once: int) -> Iterator[int]:
+    """The port of a server, which ends with the context."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -86,7 +84,7 @@ def server(speculation: dict[str, Any] | None, at_once: int) -> Iterator[tuple[i
     )
     try:
         wait_until_healthy(port, process)
-        yield port, psutil.Process(process.pid)
+        yield port
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(60)
@@ -104,8 +102,8 @@ def wait_until_healthy(port: int, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"no server: {process.args}")
 
 
-def bench(port: int, process: psutil.Process, prompts: list[str], at_once: int, tokens: int) -> dict[str, float]:
-    """What `bench serve` says of these prompts, and the server's CPU milliseconds per token."""
+def bench(port: int, prompts: list[str], at_once: int, tokens: int) -> dict[str, float]:
+    """What `bench serve` says of these prompts."""
     serve: Any = importlib.import_module("vllm.benchmarks.serve")
     parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
     serve.add_cli_args(parser)
@@ -117,29 +115,19 @@ def bench(port: int, process: psutil.Process, prompts: list[str], at_once: int, 
             "--custom-output-len", str(tokens), "--num-prompts", str(len(prompts)), "--max-concurrency", str(at_once),
             "--ignore-eos", "--temperature", "0", "--disable-tqdm",
         ]  # fmt: skip
-        before = cpu_seconds(process)
         found = serve.main(parser.parse_args(given))
     names = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "completed", "total_output_tokens")
-    spent = 1e3 * (cpu_seconds(process) - before) / found["total_output_tokens"]
-    return {**{name: found[name] for name in names}, "cpu_ms_per_token": spent}
-
-
-def cpu_seconds(process: psutil.Process) -> float:
-    """What a server's processes have used."""
-    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-    return sum(one.user + one.system for one in times)
+    return {name: float(found[name]) for name in names}
 
 
 def report(data: dict[str, Any]) -> str:
     """Markdown."""
     plain = {row["concurrency"]: row for row in data["rows"] if row["method"] == "plain"}
-    header = ["at once", "method", "tokens/s", "times plain", "ms per token", "CPU ms per token", "times plain (CPU)"]
-    cells = []
+    header, cells = ["at once", "method", "tokens per second", "times plain", "ms per token", "ms to the first"], []
     for row in sorted(data["rows"], key=lambda row: row["concurrency"]):
-        base = plain[row["concurrency"]]
-        speeds = row["output_throughput"], row["output_throughput"] / base["output_throughput"], row["median_tpot_ms"]
-        cpu = row["cpu_ms_per_token"], base["cpu_ms_per_token"] / row["cpu_ms_per_token"]
-        cells.append([str(row["concurrency"]), row["method"], *(f"{value:.2f}" for value in (*speeds, *cpu))])
+        speed, base = row["output_throughput"], plain[row["concurrency"]]["output_throughput"]
+        numbers = f"{speed:.1f}", f"{speed / base:.2f}", f"{row['median_tpot_ms']:.1f}", f"{row['median_ttft_ms']:.0f}"
+        cells.append([str(row["concurrency"]), row["method"], *numbers])
     return "# `vllm bench serve`\n\n" + markdown_table(header, cells) + "\n" + settings_lines(data)
 
 
