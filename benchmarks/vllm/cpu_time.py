@@ -2,9 +2,10 @@
 
     python -m benchmarks.vllm.cpu_time --concurrency 1 4 8 16 --batches 5
 
-Unlike wall time, CPU time hardly depends on what else the machine does. All engines live in one process and take turns,
-batch by batch; the ratios are of the same batch. Greedy, held-out prompts of HumanEval and GSM8K; the outputs are
-compared. `--profile NAME` prints where that engine's steps spend their time instead.
+Unlike wall time, CPU time hardly depends on what else the machine does; the control's clock is CPU time too, as if the
+machine were quiet. All engines live in one process and take turns, batch by batch; the ratios are of the same batch.
+Greedy, held-out prompts of HumanEval and GSM8K, or Spec-Bench's questions alone; the outputs are compared. `--profile
+NAME` prints where that engine's steps spend their time instead.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.common.prompts import DEMO, held_out
+from benchmarks.common.prompts import DEMO, QUESTIONS, by_turns, held_out, questions
 from benchmarks.common.settings import RESULTS, load_average, markdown_table, settings, settings_lines, write_json
 from benchmarks.vllm import ENVIRONMENT, MODEL
 
@@ -31,6 +32,8 @@ ENGINES: dict[str, dict[str, Any] | None] = {
     "lookups": {"method": "treespec", "warm_start": NAME},
     "head and lookups": {"method": "treespec", "warm_start": NAME, "head": NAME},
 }
+CLOCKS = ("treespec.vllm.runner", "treespec.policies.control.parts")
+"""Where the control reads a clock."""
 
 
 def main() -> None:
@@ -38,28 +41,32 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--batches", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--spec-bench", type=Path, help=QUESTIONS)
     parser.add_argument("--profile", choices=ENGINES)
     parser.add_argument("--out", type=Path, default=RESULTS / "vllm" / "cpu_time.json")
     args = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
         command = [sys.executable, "-m", "benchmarks.vllm.cpu_time", *sys.argv[1:]]
         raise SystemExit(subprocess.call(command, env={**os.environ, **ENVIRONMENT}))
+    for name in CLOCKS:
+        vars(importlib.import_module(name))["perf_counter"] = time.process_time
     if args.profile:
         profile(args)
         return
-    rows = [row for concurrency in args.concurrency for row in compare(concurrency, args.batches, args.tokens)]
+    rows = [row for concurrency in args.concurrency for row in compare(concurrency, args)]
     data = settings(batches=args.batches, tokens=args.tokens, load=load_average(), rows=rows)
     write_json(args.out, data)
     args.out.with_suffix(".md").write_text(report(data))
     print(report(data))
 
 
-def compare(concurrency: int, num_batches: int, tokens: int) -> list[dict[str, Any]]:
+def compare(concurrency: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Every engine's CPU milliseconds per token, and times plain's speed, by batch."""
-    engines = {name: Engine(speculation, concurrency, tokens) for name, speculation in ENGINES.items()}
+    engines = {name: Engine(ENGINES[name], concurrency, args.tokens) for name in args.engines}
     ms: dict[str, list[float]] = {name: [] for name in engines}
     outputs: dict[str, list[list[int]]] = {name: [] for name in engines}
-    for number, batch in enumerate(batches(concurrency, num_batches)):
+    for number, batch in enumerate(batches(concurrency, args.batches, args.spec_bench)):
         names, first = list(engines), number % len(engines)
         for name in names[first:] + names[:first]:
             found, spent = engines[name].run(batch)
@@ -76,10 +83,10 @@ def compare(concurrency: int, num_batches: int, tokens: int) -> list[dict[str, A
     return rows
 
 
-def batches(concurrency: int, number: int) -> list[list[Any]]:
+def batches(concurrency: int, number: int, path: Path | None = None) -> list[list[Any]]:
     """Three times as many requests as run at once, so that they come and go."""
     size = 3 * concurrency if concurrency > 1 else 4
-    prompts = held_out(None, size * number)
+    prompts = by_turns(questions(path).values())[: size * number] if path else held_out(None, size * number)
     chats = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
     return [chats[start : start + size] for start in range(0, len(chats), size)]
 
@@ -115,7 +122,7 @@ class Engine:
 def profile(args: argparse.Namespace) -> None:
     """Where the time of one engine's steps goes."""
     engine = Engine(ENGINES[args.profile], args.concurrency[0], args.tokens)
-    chats = batches(args.concurrency[0], args.batches + 2)
+    chats = batches(args.concurrency[0], args.batches + 2, args.spec_bench)
     for batch in chats[:2]:
         engine.run(batch)
     profiler = cProfile.Profile()

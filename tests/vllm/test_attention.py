@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -72,3 +73,46 @@ def test_other_numbers_by_request_are_refused(plan: Any, fields: dict[str, Any])
 
     with pytest.raises(UnsupportedModeError, match="causal flag" if "causal" in fields else next(iter(fields))):
         expand(metadata(**fields), plan, 5)
+
+
+class PretendedBuilder:
+    """What builds metadata in an attention backend of vLLM."""
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
+        return SimpleNamespace(seq_lens=common_attn_metadata.seq_lens.tolist())
+
+
+class PretendedImpl:
+    """What writes the cache, [blocks, SIZE]: a token's key."""
+
+    def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slots: Any) -> None:
+        kv_cache.view(-1)[slots] = key
+
+
+class PretendedBackend:
+    get_builder_cls = staticmethod(lambda: PretendedBuilder)
+    get_impl_cls = staticmethod(lambda: PretendedImpl)
+
+
+def test_a_pass_has_the_segments_of_its_own_metadata(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from treespec.vllm import attention
+
+    known = attention.with_segments(PretendedBackend, "a.module.Pretended")
+    with_trees, plain = known.get_builder_cls()(), known.get_builder_cls()()
+    with_trees.segments = attention.PassSegments.from_plan(plan, 5, torch.device("cpu"))
+    built = {"trees": with_trees.build(0, metadata()), "plain": plain.build(0, metadata())}
+    assert built["trees"].seq_lens == [7, 8, 3]
+    assert built["plain"].seq_lens == [9, 3]
+    keys, slots, caches = torch.arange(100, 105), torch.tensor([9, 10, 34, 35, 18]), {}
+    for name, given in (("trees", built), ("plain", built), ("profiling", None)):
+        monkeypatch.setattr(attention, "get_forward_context", lambda given=given: SimpleNamespace(attn_metadata=given))
+        caches[name] = torch.arange(40).view(10, SIZE)
+        layer = SimpleNamespace(layer_name=name)
+        known.get_impl_cls()().do_kv_cache_update(layer, keys, keys, caches[name], slots)
+    expected = torch.arange(40)
+    expected[slots] = keys
+    assert torch.equal(caches["plain"].view(-1), expected)
+    assert torch.equal(caches["profiling"], caches["plain"])
+    # The root's block, the root once more, then the segment's own two nodes.
+    assert caches["trees"][8].tolist() == [8, 100, 102, 103]
+    assert torch.equal(caches["trees"][:8], caches["plain"][:8])

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import eagle3_files
+from helpers.engines import churn
 from helpers.engines.churn import ENGINE, random_requests
 from helpers.engines.engine import MODEL, PROMPTS, run_jobs
-from helpers.engines.models import random_adapters, tiny_llama
-from helpers.head_files import SPECULATORS
+from helpers.engines.models import random_adapters
 
 from treespec import BestFirst, TokenTree, Verdict
 from treespec.errors import CheckpointError, ConfigError
@@ -137,23 +136,6 @@ def test_of_a_long_text_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None
     assert max(server.head._keys.lengths) < 10 + 3 * 5
 
 
-SMALL = 40
-"""The vocabulary of the tiny model: a random head is right now and then."""
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A tiny model and a random head for it, which reads two of its layers, the later one first."""
-    folder = tmp_path_factory.mktemp("tiny")
-    tiny_llama(folder / "model", SMALL)
-    layers = {"eagle_aux_hidden_state_layer_ids": [1, 0]}
-    made = eagle3_files.shape(
-        vocab=SMALL, draft_vocab=30, hidden=64, target_hidden=64, hidden_layers=(1, 0), flags=layers
-    )
-    eagle3_files.write(folder / "head", made, eagle3_files.random_tensors(made), SPECULATORS)
-    return str(folder / "model"), str(folder / "head")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -163,7 +145,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 def test_requests_come_and_go(folders: tuple[str, str], options: dict[str, Any]) -> None:
     pytest.importorskip("vllm.config")
     model, head = folders
-    jobs = {"churn": {"churn": random_requests(150, SMALL, seed=1), "has_aborts": False}}
+    jobs = {"churn": {"churn": random_requests(150, churn.VOCAB, seed=1), "has_aborts": False}}
     engine = {**ENGINE, "model": model}
     plain = run_jobs({**engine, "num_gpu_blocks_override": 10}, jobs)
     speculation = {"method": "treespec", "num_speculative_tokens": 7, "head": head, **options}
@@ -179,14 +161,14 @@ def test_a_head_drafts_for_adapters_and_the_base_model(folders: tuple[str, str],
     pytest.importorskip("vllm.config")
     model, head = folders
     adapters = [None, *map(str, random_adapters(tmp_path, Path(model), 2))]
-    prompts = np.random.default_rng(0).integers(0, SMALL, (12, 9)).tolist()
+    prompts = np.random.default_rng(0).integers(0, churn.VOCAB, (12, 9)).tolist()
     params = {"temperature": 0, "max_tokens": 16, "ignore_eos": True, "detokenize": False, "logprobs": 2}
     jobs = {"greedy": {"prompts": prompts, "params": params, "adapters": adapters * 4}}
-    engine = {**ENGINE, "model": model, "enable_lora": True, "max_lora_rank": 8}
+    engine = {**ENGINE, "model": model, "enable_lora": True, "max_lora_rank": 8, "max_loras": 3}  # See docs/vllm.md.
     speculation = {"method": "treespec", "tree": 8, "drafter": "head", "head": head}
-    trees = run_jobs({**engine, "max_loras": 2, "speculative_config": speculation}, jobs)
+    trees = run_jobs({**engine, "speculative_config": speculation}, jobs)
     assert trees["stats"]["num_trees"] > 10
-    assert trees["greedy"] == run_jobs({**engine, "max_loras": 3}, jobs)["greedy"]  # See `keep_base_rows`.
+    assert trees["greedy"] == run_jobs(engine, jobs)["greedy"]
 
 
 @pytest.mark.slow
@@ -245,8 +227,8 @@ class Pretended(torch.nn.Module):
 
     def __init__(self, hidden: int = 64) -> None:
         super().__init__()
-        self.embed_tokens, self.layers = torch.nn.Embedding(SMALL, hidden), [None] * 2
-        vars(self.embed_tokens)["org_vocab_size"] = SMALL
+        self.embed_tokens, self.layers = torch.nn.Embedding(churn.VOCAB, hidden), [None] * 2
+        vars(self.embed_tokens)["org_vocab_size"] = churn.VOCAB
 
     @property
     def model(self) -> torch.nn.Module:

@@ -24,6 +24,7 @@ from treespec import TokenTree, TreeBatch
 pytest.importorskip("vllm.config")
 
 from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
@@ -64,8 +65,8 @@ class Step:
 
     def run(self, params: Sequence[SamplingParams], outputs: Sequence[list[int]] | None = None, **fields: Any) -> Any:
         """Emitted tokens by request. `fields` are vLLM's of the batch."""
-        names, is_discarded = [str(row) for row in range(len(params))], np.zeros(len(params), dtype=bool)
-        asked = Outputs(names, params, outputs or [[] for _ in params], self.starts, is_discarded)
+        is_discarded = np.zeros(len(params), dtype=bool)
+        asked = Outputs(params, outputs or [[] for _ in params], self.starts, is_discarded)
         verifier = StepVerifier("auto", fields.pop("streams", Streams(0)), Sampler())
         verdicts = verifier.verify(self.trees, self.logits, asked, metadata(params, **fields))
         return [
@@ -162,6 +163,28 @@ def test_allowed_tokens(has_branches: bool) -> None:
     step = Step([[1, 2, 10], [10, 5, 3], [7, 10, 12]], has_branches, [[1, 2, 10, 5], [10, 5, 10, 5], [7, 10, 12, 5]])
     params = [greedy(allowed_token_ids=[SECOND]) for _ in range(3)]
     assert step.run(params, allowed_token_ids_mask=mask) == [[SECOND], [10, SECOND], [7, 10, 12, SECOND]]
+
+
+@pytest.mark.parametrize("has_branches", [False, True])
+@pytest.mark.parametrize(("min_tokens", "expected"), [(1, [1, 2, 3]), (3, [1, SECOND])])
+def test_min_tokens_count_the_draft(min_tokens: int, expected: list[int], has_branches: bool) -> None:
+    params = greedy(min_tokens=min_tokens, stop_token_ids=[2])
+    assert Step([[1, 2]], has_branches, [[1, 2, 3]]).run([params]) == [expected]
+
+
+def test_a_grammar_that_has_come_to_its_end_ends_before_min_tokens() -> None:
+    step = Step([[]], False)
+    step.logits[:] = -torch.inf
+    step.logits[:, 2] = 1.0
+    (emitted,) = step.run(
+        [greedy(min_tokens=5, stop_token_ids=[2], structured_outputs=StructuredOutputsParams(regex="a"))]
+    )
+    assert emitted == [2]
+
+
+def test_a_bias_changes_the_logits_of_its_request_alone() -> None:
+    step = Step([[1], [1]], True, [[1, 2], [1, 2]])
+    assert step.run([greedy(logit_bias={7: 300.0}), greedy()]) == [[7], [1, 2]]
 
 
 @pytest.mark.parametrize("number", [1, 4, 8])

@@ -6,39 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import eagle3_files
-from helpers.engines.churn import random_requests
+from helpers.engines.churn import ENGINE, VOCAB, random_requests
 from helpers.engines.engine import run_jobs
-from helpers.engines.models import tiny_llama
-from helpers.head_files import SPECULATORS
 
 pytest.importorskip("vllm.config")
 pytestmark = pytest.mark.slow
 
-VOCAB, NUM_PROMPTS = 40, 10
+NUM_PROMPTS = 10
 SHORT = {"max_tokens": 14, "ignore_eos": True, "detokenize": False}
 SAMPLED = [{"temperature": 0.8, "top_p": 0.9, "seed": number, **SHORT} for number in range(NUM_PROMPTS)]
-ENGINE = {
-    "skip_tokenizer_init": True,
-    "max_model_len": 64,
-    "max_num_seqs": 5,
-    "max_num_batched_tokens": 64,
-    "enable_prefix_caching": True,
-}
 COUNTS = ("num_steps", "num_verified", "num_trees", "num_draft_tokens", "num_accepted_tokens")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A tiny model and a random head for it."""
-    folder = tmp_path_factory.mktemp("tiny")
-    tiny_llama(folder / "model", VOCAB)
-    layers = {"eagle_aux_hidden_state_layer_ids": [0, 1]}
-    made = eagle3_files.shape(
-        vocab=VOCAB, draft_vocab=30, hidden=64, target_hidden=64, hidden_layers=(0, 1), flags=layers
-    )
-    eagle3_files.write(folder / "head", made, eagle3_files.random_tensors(made), SPECULATORS)
-    return str(folder / "model"), str(folder / "head")
 
 
 @pytest.fixture(scope="module")

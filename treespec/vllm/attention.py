@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
+from vllm.forward_context import get_forward_context
 
 from treespec.vllm.segments import SegmentPlan
 from treespec.vllm.supported import refuse
 
 
-class CurrentStep:
-    """The step that runs: the model runner sets it, the backend reads it. There is one worker per process."""
+@dataclass(frozen=True)
+class PassSegments:
+    """The segments of one pass, whose flat batch has `num_tokens`; its copies are those of the plan, on the device."""
 
-    plan: ClassVar[SegmentPlan | None] = None
-    num_tokens: ClassVar[int] = 0
-    block_copies: ClassVar[Tensor]
-    rewrites: ClassVar[Tensor]
-
-    @classmethod
-    def begin(cls, plan: SegmentPlan, num_tokens: int, device: torch.device) -> None:
-        """A pass with segments begins; `num_tokens` is the length of the flat batch."""
-        cls.plan, cls.num_tokens = plan, num_tokens
-        cls.block_copies, cls.rewrites = (
-            torch.from_numpy(pair).to(device) for pair in (plan.block_copies, plan.rewrites)
-        )
+    plan: SegmentPlan
+    num_tokens: int
+    block_copies: Int[Tensor, "2 M"]
+    rewrites: Int[Tensor, "2 M"]
 
     @classmethod
-    def end(cls) -> None:
-        """The pass is over."""
-        cls.plan = None
+    def from_plan(cls, plan: SegmentPlan, num_tokens: int, device: torch.device) -> PassSegments:
+        """Those of a plan, on the device of the cache."""
+        copies, rewrites = (torch.from_numpy(pair).to(device) for pair in (plan.block_copies, plan.rewrites))
+        return cls(plan, num_tokens, copies, rewrites)
 
 
 def with_segments(backend: Any, path: str) -> Any:
@@ -44,21 +41,27 @@ def with_segments(backend: Any, path: str) -> Any:
     builder_base, impl_base = backend.get_builder_cls(), backend.get_impl_cls()
 
     class SegmentBuilder(builder_base):
-        """Builds metadata with a row per segment."""
+        """Builds metadata with a row per segment, which take the segments along to the layers."""
+
+        segments: PassSegments | None = None
+        """Those of the next pass; the model runner sets them."""
 
         def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
-            if CurrentStep.plan is not None:
-                common_attn_metadata = expand(common_attn_metadata, CurrentStep.plan, CurrentStep.num_tokens)
-            return super().build(common_prefix_len, common_attn_metadata, fast_build)
+            if self.segments is not None:
+                common_attn_metadata = expand(common_attn_metadata, self.segments.plan, self.segments.num_tokens)
+            metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
+            metadata.segments = self.segments
+            return metadata
 
     class SegmentImpl(impl_base):
         """Copies the root's block and writes ancestors once more, before it writes the pass's own keys and values."""
 
         def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
-            if CurrentStep.plan is not None:
-                source, target = CurrentStep.block_copies
+            metadata = (get_forward_context().attn_metadata or {}).get(layer.layer_name)
+            if (segments := getattr(metadata, "segments", None)) is not None:
+                source, target = segments.block_copies
                 kv_cache.index_copy_(0, target, kv_cache.index_select(0, source))
-                tokens, again = CurrentStep.rewrites
+                tokens, again = segments.rewrites
                 super().do_kv_cache_update(layer, key[tokens], value[tokens], kv_cache, again)
             super().do_kv_cache_update(layer, key, value, kv_cache, slots)
 

@@ -52,14 +52,13 @@ class ServedRow:
 
 @dataclass(frozen=True)
 class FlatStep(VerifiedStep):
-    """A step whose logits are one table over all nodes, float [M, V]; the nodes' flat rows in it, None for all rows."""
+    """A step whose logits are one table, float [M, V], in which these are the flat rows of its trees' nodes."""
 
-    nodes: Int[Tensor, "M"] | None = None
+    nodes: Sequence[int] = ()
 
     def top_tokens(self, k: int) -> Int[Tensor, "M k"]:
         """See `VerifiedStep`."""
-        logits = self.scores.logits
-        return download(highest(logits if self.nodes is None else logits[self.nodes], k))[0]
+        return download(highest(self.scores.logits, k))[0][self.nodes]
 
 
 class Drafting:
@@ -68,14 +67,22 @@ class Drafting:
     The drafter's rows are the requests of the last step; one that was not in it joins again with its whole text.
     """
 
-    def __init__(self, options: Options, vocab_size: int, seed: int = 0, head: ServedHead | None = None) -> None:
-        """head: with its pages."""
+    def __init__(
+        self,
+        options: Options,
+        vocab_size: int,
+        seed: int = 0,
+        head: ServedHead | None = None,
+        is_on_host: bool = True,
+    ) -> None:
+        """head: with its pages; `is_on_host`: the target runs on the CPU, where passes over more tokens cost more."""
         self.drafter, self._head, policy = make_drafter(options, head), head, options.policy
         is_own = ":" in options.drafter
         self.control = policy if isinstance(policy, Control) else None
         if self.control is not None:
             share = 0.0 if head is None else HEAD_SHARE
-            self.control.begin(CallFacts(self.drafter, share, is_sampling=is_own, is_flat=True))
+            facts = CallFacts(self.drafter, share, is_sampling=is_own, is_flat=True, is_on_host=is_on_host)
+            self.control.begin(facts)
         self.requests: list[str] = []
         self._missed: dict[str, list[int]] = {}
         """By request what it has emitted since the drafter's last update."""
@@ -215,16 +222,13 @@ def _flat_step(
     rows: Sequence[ServedRow], trees: TreeBatch, logits: Float[Tensor, "M V"], starts: Sequence[int]
 ) -> FlatStep:
     chosen = trees.select_rows([row.tree_row for row in rows])
-    sizes = chosen.num_nodes.tolist()
-    own = [starts[row.tree_row] + node for row, size in zip(rows, sizes, strict=True) for node in range(size)]
-    nodes = torch.tensor(own, dtype=torch.int64, device="cpu")
-    is_all = len(nodes) == len(logits) and bool((nodes == torch.arange(len(nodes), device="cpu")).all())
+    firsts, sizes = [starts[row.tree_row] for row in rows], chosen.num_nodes.tolist()
     return FlatStep(
         trees=chosen,
         verdicts=[row.verdict for row in rows],
         scores=Scores(logits),
         emitted=[row.emitted for row in rows],
-        nodes=None if is_all else nodes.to(logits.device),
+        nodes=[node for first, size in zip(firsts, sizes, strict=True) for node in range(first, first + size)],
     )
 
 

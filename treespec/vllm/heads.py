@@ -157,6 +157,12 @@ class ServedHead(Eagle3):
         self._keys.add_rows(num_rows)
         self._unread.add_rows(num_rows)
 
+    def keep(self, states: Sequence[Tensor], columns: np.ndarray, tables: np.ndarray, positions: np.ndarray) -> None:
+        """Keep what the head reads of these columns of a pass, whose hidden states are in vLLM's order of layers."""
+        index, layers = torch.from_numpy(columns).to(states[0].device), sorted(set(self.hidden_layers))
+        chosen = torch.cat([states[layers.index(layer)][index] for layer in self.hidden_layers], -1)
+        self.pages.write(chosen, tables, positions)
+
     @property
     def unread(self) -> list[int]:
         """Tokens of every row that the next draft reads first."""

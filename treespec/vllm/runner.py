@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from vllm.v1.outputs import SamplerOutput
 
 from treespec.protocols import Scores, VerifiedStep
 from treespec.tree import TreeBatch
-from treespec.vllm.attention import CurrentStep
+from treespec.vllm.attention import PassSegments
 from treespec.vllm.drafting import Drafting, ServedRow
 from treespec.vllm.drafts import Draft, as_drafts, first_chains, first_nodes
 from treespec.vllm.heads import FeaturePages, ServedHead, load_served_head
@@ -71,11 +71,11 @@ class TreeRunner:
             self._head.pages = FeaturePages(num_blocks, self._kernel_block_sizes[0], self._head.head)
         if get_tp_group().is_first_rank:
             sizes = self.model_config.get_vocab_size(), self.model_config.seed or 0
-            self._drafting = Drafting(self._tree_options, *sizes, self._head)
+            self._drafting = Drafting(self._tree_options, *sizes, self._head, self.device.type == "cpu")
 
     def _prepare_inputs(self: Any, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         """vLLM's; then positions and slots of nodes in scratch segments are replaced."""
-        began = time.perf_counter()
+        began = perf_counter()
         result = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # pyright: ignore[reportAttributeAccessIssue]
         counts, drafted = num_scheduled_tokens.astype(np.int64), scheduler_output.scheduled_spec_decode_tokens
         self._step = lay_out(self.input_batch, drafted, counts, self._drafts, self._scratch)
@@ -85,8 +85,13 @@ class TreeRunner:
             slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu
             self.positions[tokens] = positions.to(self.positions.dtype)
             slot_mapping[tokens] = slots.to(slot_mapping.dtype)
-            CurrentStep.begin(plan, int(num_scheduled_tokens.sum()), self.device)
+            self._set_segments(PassSegments.from_plan(plan, int(num_scheduled_tokens.sum()), self.device))
         return result
+
+    def _set_segments(self: Any, segments: PassSegments | None) -> None:
+        """Give the attention of the next pass its segments."""
+        for group in (group for groups in self.attn_groups for group in groups):
+            group.get_metadata_builder().segments = segments
 
     def _sample(self: Any, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
         """Verify trees, in place of vLLM's verification of chains."""
@@ -95,7 +100,6 @@ class TreeRunner:
         requests = [self.requests[request] for request in batch.req_ids[: batch.num_reqs]]
         starts = np.cumsum([0, *(count + 1 for count in metadata.num_draft_tokens)])[:-1].tolist()
         outputs = Outputs(
-            names=batch.req_ids,
             params=[request.sampling_params for request in requests],
             outputs=[request.output_token_ids for request in requests],
             starts=starts,
@@ -109,9 +113,9 @@ class TreeRunner:
 
     def _bring_home(self: Any, step: Step) -> None:
         """Copy accepted paths that end in scratch blocks to the requests' own."""
-        CurrentStep.end()
         if step.plan is None or not step.plan.has_segments:
             return
+        self._set_segments(None)
         last = np.array([verdict.path[-1] for verdict in step.verdicts])
         copies = step.plan.copies_home(last, self.input_batch.block_table[0].get_numpy_array())
         if copies.shape[1]:
@@ -147,7 +151,7 @@ class TreeRunner:
         self: Any, output: Any, emitted: Any, sampling: Any, hidden: Any, last_hidden: Any, states: Any, *args: Any
     ) -> list[list[int]]:
         """Learn what became of the step's trees, and draft for the next one."""
-        step, began = self._step, time.perf_counter()
+        step, began = self._step, perf_counter()
         rows = self._served_rows(step, emitted)
         self._forget(rows)
         if self._head is not None:
@@ -157,7 +161,7 @@ class TreeRunner:
         ranks = get_tp_group()
         drafts = ranks.broadcast_object(self._draft(step, rows) if ranks.is_first_rank else None)
         self._drafts |= drafts
-        end = time.perf_counter()
+        end = perf_counter()
         numbers = [row.tree_row for row in rows]
         self.stats.record(step.trees, step.verdicts, numbers)
         self.stats.pass_ms += 1e3 * (began - step.began)
@@ -176,7 +180,7 @@ class TreeRunner:
         before = self._reported
         if self._drafting.control is None:
             return
-        now, requests = time.perf_counter(), {row.request for row in rows}
+        now, requests = perf_counter(), {row.request for row in rows}
         self._reported = now, requests, step.num_prompt
         is_timed = before and before[2] == step.num_prompt == 0 and not requests.isdisjoint(before[1])
         trees = step.trees.select_rows([row.tree_row for row in rows])
@@ -198,10 +202,10 @@ class TreeRunner:
                 if step.plan is not None or not drafting.skip(rows):
                     drafting.update(rows, step.trees, step.logits, step.starts)
                 return {}
-        began = time.perf_counter()
+        began = perf_counter()
         drafting.update(rows, step.trees, step.logits, step.starts)
         drafts = as_drafts(*self._trees_for(rows))
-        self._draft_ms = 1e3 * (time.perf_counter() - began)
+        self._draft_ms = 1e3 * (perf_counter() - began)
         return {row.request: draft for row, draft in zip(rows, drafts, strict=True)}
 
     def _served_rows(self: Any, step: Step, emitted: Sequence[Sequence[int]]) -> list[ServedRow]:
@@ -252,14 +256,10 @@ class TreeRunner:
     def _keep_features(self: Any, step: Step, states: Sequence[Tensor]) -> None:
         """Write what the head reads of all tokens of the step that stay in the texts."""
         columns, positions, rows = step.flat.kept([verdict.path for verdict in step.verdicts])
-        index = torch.from_numpy(columns).to(self.device)
-        layers = sorted(set(self._head.hidden_layers))  # vLLM's order.
-        chosen = torch.cat([states[layers.index(layer)][index] for layer in self._head.hidden_layers], -1)
         tables = self.input_batch.block_table[0].get_numpy_array()[rows]
-        self._head.pages.write(chosen, tables, positions)
+        self._head.keep(states, columns, tables, positions)
 
     def _forget(self: Any, rows: Sequence[ServedRow]) -> None:
         """Drop what belongs to requests that have left, and drafts that were verified."""
         gone = (self._drafts.keys() - self.requests.keys()) | {row.request for row in rows}
         self._drafts = {name: draft for name, draft in self._drafts.items() if name not in gone}
-        self._verifier.streams.keep(self.requests)

@@ -14,7 +14,12 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.logits_processor import (
+    BatchUpdate,
+    LogitBiasLogitsProcessor,
+    LogitsProcessors,
+    MinTokensLogitsProcessor,
+)
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from treespec.tree import TreeBatch
@@ -32,10 +37,9 @@ _BY_REQUEST = (
 
 @dataclass(frozen=True)
 class Outputs:
-    """A step's B requests: vLLM's names of them, sampling parameters, the output so far, the row of the first node's
-    logits, and bool [B], which of them are still reading their prompt."""
+    """A step's B requests: sampling parameters, the output so far, the row of the first node's logits, and bool [B],
+    which of them are still reading their prompt."""
 
-    names: Sequence[str]
     params: Sequence[Any]
     outputs: Sequence[Sequence[int]]
     starts: Sequence[int]
@@ -86,34 +90,23 @@ def target_probs(
 def _apply(
     scores: Tensor, owners: list[int], outputs: list[list[int]], params: Sequence[Any], sampler: Any, sampling: Any
 ) -> None:
-    """vLLM's processors in its order, in place; min tokens and logit bias stand before the penalties."""
+    """vLLM's processors, in place."""
     index = torch.tensor(owners, device=scores.device)
     by_row = {name: None if (v := getattr(sampling, name)) is None else v[index] for name in _BY_REQUEST}
     known = sampling.bad_words_token_ids
     bad_words = {row: known[owner] for row, owner in enumerate(owners) if owner in known}
-    processor = _MinTokensAndBias([params[owner] for owner in owners], list(map(len, outputs)))
     others = {"bad_words_token_ids": bad_words, "output_token_ids": outputs}
-    sampling = replace(sampling, **by_row, **others, logitsprocs=LogitsProcessors([processor]))
+    processors = _processors([params[owner] for owner in owners], outputs, scores.device)
+    sampling = replace(sampling, **by_row, **others, logitsprocs=processors)
     result = sampler.apply_logits_processors(scores, sampling, False)
     if result is not scores:
         scores.copy_(result)
 
 
-class _MinTokensAndBias:
-    """vLLM's processors of these names, for nodes in place of requests."""
-
-    def __init__(self, params: Sequence[Any], lengths: Sequence[int]) -> None:
-        self._rows = list(zip(params, lengths, strict=True))
-
-    def is_argmax_invariant(self) -> bool:
-        return False
-
-    def apply(self, scores: Tensor) -> Tensor:
-        for row, (params, length) in enumerate(self._rows):
-            if length < params.min_tokens and params.all_stop_token_ids:
-                scores[row, list(params.all_stop_token_ids)] = -torch.inf
-        for row, (params, _) in enumerate(self._rows):
-            if params.logit_bias:
-                tokens, values = zip(*params.logit_bias.items(), strict=True)
-                scores[row, list(tokens)] += torch.tensor(values, dtype=torch.float32, device=scores.device)
-        return scores
+def _processors(params: Sequence[Any], outputs: Sequence[list[int]], device: torch.device) -> LogitsProcessors:
+    """vLLM's own of min tokens and logit bias, in its order, with nodes in place of requests."""
+    added = [(row, own, None, output) for row, (own, output) in enumerate(zip(params, outputs, strict=True))]
+    made = MinTokensLogitsProcessor(None, device, False), LogitBiasLogitsProcessor(None, device, False)
+    for processor in made:
+        processor.update_state(BatchUpdate(len(added), removed=(), added=added, moved=()))
+    return LogitsProcessors(made)

@@ -59,14 +59,12 @@ class ServingStats:
         self._reported, self._next_report = counts, now + interval
         for name, count in new.items():
             _counter(name).inc(count)
+        mean = 1 + new["num_accepted_tokens"] / max(new["num_verified"], 1)
         logger.info(
-            "Trees: %d of %d texts got one with branches, %d a chain for lack of scratch blocks; %d nodes drafted, %d "
-            "accepted, %.2f tokens per text and step",
-            *(
-                new[name]
-                for name in ("num_trees", "num_verified", "num_cut", "num_draft_tokens", "num_accepted_tokens")
-            ),
-            1 + new["num_accepted_tokens"] / max(new["num_verified"], 1),
+            "Trees: %(num_trees)d of %(num_verified)d texts got one with branches, %(num_cut)d a chain for lack of "
+            "scratch blocks; %(num_draft_tokens)d nodes drafted, %(num_accepted_tokens)d accepted, %(mean).2f tokens "
+            "per text and step",
+            {**new, "mean": mean},
         )
 
 

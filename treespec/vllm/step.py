@@ -24,7 +24,7 @@ class StepVerifier:
     """Verifies the trees of a batch whose requests have different parameters."""
 
     def __init__(self, verification: str, streams: Streams, sampler: Any) -> None:
-        self._verification, self.streams, self._sampler = verification, streams, sampler
+        self._verification, self._streams, self._sampler = verification, streams, sampler
 
     def verify(self, trees: TreeBatch, logits: Tensor, requests: Outputs, sampling: Any) -> list[Verdict]:
         """One verdict per request; `sampling` is vLLM's of the batch.
@@ -57,9 +57,9 @@ class StepVerifier:
             requests=torch.tensor(rows, device=device),
             as_probs=partial(target_probs, sampling=sampling, min_p=least),
         )
-        rule, names = resolve(self._verification, True, trees), [requests.names[row] for row in rows]
+        rule = resolve(self._verification, True, trees)
         lengths, seeds = [len(requests.outputs[row]) for row in rows], [requests.params[row].seed for row in rows]
-        coins, draws = self.streams.uniforms(trees, names, seeds, lengths, rule.name in DRAWS_BY_DEPTH)
+        coins, draws = self._streams.uniforms(trees, seeds, lengths, rule.name in DRAWS_BY_DEPTH)
         return verify_sampled(rule, trees, target, coins, draws)
 
 

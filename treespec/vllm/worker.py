@@ -84,8 +84,6 @@ if current_platform.is_cpu():
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
     from vllm.v1.worker.cpu_worker import CPUWorker
 
-    from treespec.vllm.cpu_lora import keep_base_rows
-
     class TreeCPUModelRunner(TreeRunner, CPUModelRunner):
         """vLLM's runner on a CPU with trees."""
 
@@ -94,7 +92,3 @@ if current_platform.is_cpu():
 
         backends: ClassVar = {"CPU_ATTN": "treespec.vllm.cpu_attention.SegmentCPUBackend"}
         runner = TreeCPUModelRunner
-
-        def load_model(self, *args: Any, **kwargs: Any) -> None:
-            super().load_model(*args, **kwargs)
-            keep_base_rows(self.model_runner)

@@ -3,7 +3,7 @@
 Requests of a tiny random model arrive at random, with random lengths and prefixes that some of them share; one in
 five is aborted within six steps, and the cache is so small that requests are preempted. All outputs are compared with
 those of plain vLLM, where nothing is aborted; an aborted request's output must be a beginning. In the end no block of
-the cache, no request, draft or random stream may be left.
+the cache, no request or draft may be left.
 """
 
 from __future__ import annotations
@@ -110,5 +110,4 @@ def _left(engine: Any) -> dict[str, Any]:
     found = {"blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(), "requests": len(runner.requests)}
     if hasattr(runner, "_drafts"):
         found["drafts"] = len([name for name in runner._drafts if name in runner.requests])
-        found["streams"] = len(runner._verifier.streams._own)
     return found

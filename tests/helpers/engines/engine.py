@@ -1,20 +1,25 @@
 """Runs a list of jobs in one vLLM engine, in a process of its own: two engines do not share one.
 
+The processes are children of one that has imported vLLM.
+
 A job is prompts (texts or token ids), sampling parameters (one mapping, or one per prompt) and, under LoRA, each
 prompt's adapter (a folder, or None); or requests for `churn`.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +36,8 @@ SMALL = {
     "disable_log_stats": False,
 }
 """Engine arguments of every test."""
+IMPORTED = ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner")
+"""What a small engine imports before it starts."""
 PROMPTS = [
     "Count from one to ten in words, then from one to ten in words again.",
     "The tree stands by the river. The tree stands by the river. The tree",
@@ -41,9 +48,6 @@ PROMPTS = [
 ]
 
 
-DONE = "done: "
-
-
 def run_jobs(
     engine: Mapping[str, Any],
     jobs: Mapping[str, Mapping[str, Any]],
@@ -51,8 +55,6 @@ def run_jobs(
     seconds: float = 1200,
     more: Mapping[str, str] | None = None,
     planted: str | None = None,
-    kept: Path | None = None,
-    on_done: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Any]:
     """By job the requests' results; under "stats" and "metrics" treespec's and vLLM's counts, by job in "counts".
 
@@ -66,59 +68,86 @@ def run_jobs(
         seconds: after so many the engine is killed.
         more: variables of the environment.
         planted: the name of one of the `planted_bugs` that the engine runs with.
-        kept: a file of answers: jobs that are in it are not run again, and it is written after every job.
-        on_done: gets the name of every job that is done.
 
     Raises `RuntimeError`: the engine failed; the end of what it wrote.
     """
     with tempfile.TemporaryDirectory() as folder:
-        asked, answered, errors = Path(folder) / "asked.json", kept or Path(folder) / "answers.json", Path(folder) / "e"
+        asked, answered, errors = (Path(folder) / name for name in ("asked.json", "answers.json", "errors"))
         asked.write_text(json.dumps({"engine": {**SMALL, **engine}, "jobs": jobs, "planted": planted}))
-        path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
-        environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": path, **(more or {})}
-        command = [sys.executable, "-c", "from helpers.engines.engine import serve; serve()", str(asked), str(answered)]
-        with errors.open("w") as file:
-            process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=file, text=True)
-            timer = threading.Timer(seconds, process.kill)
-            timer.start()
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith(DONE):
-                    on_done(line.removeprefix(DONE).strip())
-            timer.cancel()
-        if process.wait() != 0:
+        parent = _parent()
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        print(json.dumps([str(asked), str(answered), str(errors), dict(more or {})]), file=parent.stdin, flush=True)
+        timer = threading.Timer(seconds, os.killpg, (int(parent.stdout.readline()), signal.SIGKILL))
+        timer.start()
+        status = int(parent.stdout.readline())
+        timer.cancel()
+        if status != 0:
             raise RuntimeError(
                 errors.read_text()[-6000:] or f"the engine was killed, after {seconds} seconds or before"
             )
         return json.loads(answered.read_text())
 
 
-def serve() -> None:
-    """The process of `run_jobs`."""
-    asked, answered = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    if asked["planted"]:
+@functools.cache
+def _parent() -> subprocess.Popen[str]:
+    """The process that has imported vLLM, which takes several times as long as the start of a small engine."""
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    return subprocess.Popen(
+        [sys.executable, "-c", "from helpers.engines.engine import serve_all; serve_all()"],
+        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def serve_all() -> None:
+    """The parent of all engines: one child per line of its input, whose process id and status it prints."""
+    for module in IMPORTED:  # None of them starts a thread, which a child would lack.
+        importlib.import_module(module)
+    for line in sys.stdin:
+        asked, answered, errors, more = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os.setpgid(0, 0)
+            os.environ.update(more)
+            with open(errors, "w") as file, open(os.devnull) as nothing:
+                for stream, standard in ((nothing, 0), (file, 1), (file, 2)):
+                    os.dup2(stream.fileno(), standard)
+                os._exit(_serve(Path(asked), Path(answered)))
+        print(child, flush=True)
+        print(os.waitpid(child, 0)[1], flush=True)
+
+
+def _serve(asked: Path, answered: Path) -> int:
+    """One engine; 1 where it failed, with the traceback on stderr."""
+    try:
+        answered.write_text(json.dumps(_answers(**json.loads(asked.read_text()))))
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _answers(engine: Mapping[str, Any], jobs: Mapping[str, Any], planted: str | None) -> dict[str, Any]:
+    if planted:
         from helpers.engines.planted_bugs import plant
 
-        plant(asked["planted"])
-    answers = json.loads(answered.read_text()) if answered.exists() else {"counts": {}}
-    left = {name: job for name, job in asked["jobs"].items() if name not in answers}
-    if not left:
-        return
+        plant(planted)
     vllm: Any = importlib.import_module("vllm")
-    llm = vllm.LLM(**asked["engine"])
-    before: dict[str, float] = {}
-    for name, job in left.items():
+    answers: dict[str, Any] = {"counts": {}}
+    llm, before = vllm.LLM(**engine), {}
+    for name, job in jobs.items():
         answers[name] = _run(llm, job)
         answers["metrics"] = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
-        if "speculative_config" in asked["engine"]:
+        if "speculative_config" in engine:
             answers["stats"], *answers["other ranks"] = llm.collective_rpc("tree_stats")
         counts = {**answers["metrics"], **answers.get("stats", {})}
         answers["counts"][name] = {count: value - before.get(count, 0) for count, value in counts.items()}
         before = counts
-        scratch = answered.with_suffix(".partial")
-        scratch.write_text(json.dumps(answers))
-        scratch.replace(answered)
-        print(DONE + name, flush=True)
+    llm.llm_engine.engine_core.shutdown()
+    return answers
 
 
 def _run(llm: Any, job: Mapping[str, Any]) -> Any:

@@ -27,10 +27,9 @@ def siblings_visible() -> None:
 
 def accepted_path_stays_in_scratch_blocks() -> None:
     """The request's own blocks keep the first segment's keys and values."""
-    from treespec.vllm.attention import CurrentStep
     from treespec.vllm.runner import TreeRunner
 
-    TreeRunner._bring_home = lambda self, step: CurrentStep.end()
+    TreeRunner._bring_home = lambda self, step: self._set_segments(None)
 
 
 def root_block_not_copied() -> None:

@@ -1,0 +1,135 @@
+"""vLLM's own `bench serve` for plain decoding, n-grams, suffixes and trees, by the number of requests at once.
+
+    python -m benchmarks.vllm.serve --concurrency 1 4 8 16 --tokens 48
+
+One server after the other, on a quiet machine: vLLM's processes poll while they wait for each other, so that CPU time
+would say as little as wall time. Greedy, held-out prompts of HumanEval and GSM8K, others for every number of requests.
+It needs pandas; the suffix method is skipped without its package, see `benchmarks.vllm`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.prompts import held_out
+from benchmarks.common.settings import RESULTS, load_average, markdown_table, settings, settings_lines, write_json
+from benchmarks.vllm import ENVIRONMENT, MODEL
+from benchmarks.vllm.__main__ import METHODS, is_installed
+
+NAMES = ("plain", "ngram", "suffix", "treespec head + warm")
+STARTUP_SECONDS, WAVES = 900, 2
+"""Requests per number of requests at once."""
+SERVER = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(NAMES))
+    parser.add_argument("--out", type=Path, default=RESULTS / "vllm" / "serve.json")
+    args = parser.parse_args()
+    methods, rows = [name for name in args.methods if is_installed(name)], []
+    for name in methods:
+        prompts = [prompt.text for prompt in held_out(None, sum(map(num_requests, args.concurrency)))]
+        with server(METHODS[name], max(args.concurrency)) as port:
+            for at_once in args.concurrency:
+                chosen, prompts = prompts[: num_requests(at_once)], prompts[num_requests(at_once) :]
+                found = bench(port, chosen, at_once, args.tokens)
+                rows.append({"method": name, "concurrency": at_once, **found})
+                print(rows[-1], flush=True)
+    data = settings(tokens=args.tokens, load=load_average(), rows=rows)
+    write_json(args.out, data)
+    args.out.with_suffix(".md").write_text(report(data))
+    print(report(data))
+
+
+def num_requests(at_once: int) -> int:
+    """How many requests a number of them at once is measured with."""
+    return max(WAVES * at_once, 4)
+
+
+@contextmanager
+def server(speculation: dict[str, Any] | None, at_once: int) -> Iterator[int]:
+    """The port of a server, which ends with the context."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL), "--port", str(port),
+        "--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", str(at_once),
+        "--block-size", "32", "--kv-cache-memory-bytes", str(1 << 29), "--seed", "0",
+        *(["--speculative-config", json.dumps(speculation)] if speculation else []),
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **SERVER},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        wait_until_healthy(port, process)
+        yield port
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+
+
+def wait_until_healthy(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Raises `RuntimeError`: the server has stopped, or does not answer."""
+    end = time.monotonic() + STARTUP_SECONDS
+    while process.poll() is None and time.monotonic() < end:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+            return
+        except OSError:
+            time.sleep(0.5)
+    raise RuntimeError(f"no server: {process.args}")
+
+
+def bench(port: int, prompts: list[str], at_once: int, tokens: int) -> dict[str, float]:
+    """What `bench serve` says of these prompts."""
+    serve: Any = importlib.import_module("vllm.benchmarks.serve")
+    parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
+    serve.add_cli_args(parser)
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.writelines(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+        file.flush()
+        given = [
+            "--port", str(port), "--model", str(MODEL), "--dataset-name", "custom", "--dataset-path", file.name,
+            "--custom-output-len", str(tokens), "--num-prompts", str(len(prompts)), "--max-concurrency", str(at_once),
+            "--ignore-eos", "--temperature", "0", "--disable-tqdm",
+        ]  # fmt: skip
+        found = serve.main(parser.parse_args(given))
+    names = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "completed", "total_output_tokens")
+    return {name: float(found[name]) for name in names}
+
+
+def report(data: dict[str, Any]) -> str:
+    """Markdown."""
+    plain = {row["concurrency"]: row for row in data["rows"] if row["method"] == "plain"}
+    header, cells = ["at once", "method", "tokens per second", "times plain", "ms per token", "ms to the first"], []
+    for row in sorted(data["rows"], key=lambda row: row["concurrency"]):
+        speed, base = row["output_throughput"], plain[row["concurrency"]]["output_throughput"]
+        numbers = f"{speed:.1f}", f"{speed / base:.2f}", f"{row['median_tpot_ms']:.1f}", f"{row['median_ttft_ms']:.0f}"
+        cells.append([str(row["concurrency"]), row["method"], *numbers])
+    return "# `vllm bench serve`\n\n" + markdown_table(header, cells) + "\n" + settings_lines(data)
+
+
+if __name__ == "__main__":
+    main()
