@@ -4,7 +4,7 @@ A step's rate is (1 + accepted tokens) / (draft + pass); both sides are estimate
 drafted depends on the past and the output distribution is untouched. Trees of selected children also stop at the level,
 and are cut to the nodes, that are worth their time: which ones depends on the draft's probabilities alone.
 
-Axis letters: t numbers of tokens.
+Axis letters: J numbers of nodes, t numbers of tokens.
 """
 
 from __future__ import annotations
