@@ -26,8 +26,8 @@ class Source:
 
 def test_a_tree_stops_at_the_level_that_gains_too_little():
     """Levels gain 0.9, then 0.81, then 0.729 while there is room for their nodes."""
-    for least_gain, num_passes in ((0.0, 6), (0.75, 3), (0.85, 2), (1.0, 1)):
-        policy, source = StoppedBestFirst(64, 6), Source(0.6, 0.3)
+    for least_gain, num_passes in ((0.0, 7), (0.75, 3), (0.85, 2), (1.0, 1)):
+        policy, source = StoppedBestFirst(64), Source(0.6, 0.3)
         policy.least_gain = least_gain
         trees = policy.grow(source, 20)
         assert source.num_passes == policy.num_passes == num_passes
@@ -35,7 +35,7 @@ def test_a_tree_stops_at_the_level_that_gains_too_little():
 
 
 def test_sampled_trees_do_not_stop_by_what_was_drawn():
-    policy, source = StoppedBestFirst(8, 4), Source(0.5, 0.3, 0.2, is_dense=True)
+    policy, source = StoppedBestFirst(8), Source(0.5, 0.3, 0.2, is_dense=True)
     policy.least_gain = 100.0
     trees = policy.grow(source, 20)
     assert trees.draft_probs is not None
@@ -43,5 +43,5 @@ def test_sampled_trees_do_not_stop_by_what_was_drawn():
 
 
 def test_lookups_grow_them_by_a_heap():
-    assert can_use_heap(StoppedBestFirst(8, None))
+    assert can_use_heap(StoppedBestFirst(8))
     assert not can_use_heap(type("Own", (BestFirst,), {})(8))

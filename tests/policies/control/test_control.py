@@ -124,8 +124,8 @@ def test_it_is_as_fast_as_the_best_fixed_choice(level_ms):
     """Within five percent of what is best in hindsight, whatever a level costs."""
     world = World(Control(), level_ms=level_ms, share=level_ms / 30).run(200)
     rates = []
-    for name in ("chain of 1", "chain of 3", "tree of 8", "tree of 12", "tree of 32"):
-        fixed = World(Control(), level_ms=level_ms, share=level_ms / 30)
+    for name in ("chain of 1", "chain of 3", "tree of 4", "tree of 8", "tree of 16", "tree of 32"):
+        fixed = World(Control(), level_ms=level_ms, share=level_ms / 30, is_chain_only=name.startswith("chain"))
         number = [c.name for c in fixed.control._learned.candidates].index(name)
         vars(fixed.control)["_decide"] = partial(fixed_choice, number)
         rates.append(fixed.run(80).tokens / fixed.ms)
@@ -209,7 +209,7 @@ def test_limits_on_nodes_and_on_latency():
         assert set(none.names) == {"plain"}
         assert "max_latency_ms" in none.control.choice.reason
     assert set(World(Control(max_nodes=1)).run(3).names) == {"plain"}
-    assert {name.split()[0] for name in World(Control(max_nodes=2)).run(9).names} <= {"plain", "chain"}
+    assert set(World(Control(max_nodes=2)).run(9).sizes) <= {1, 2}
 
 
 def test_chains_only():
@@ -243,7 +243,7 @@ def test_the_nodes_of_a_pass_are_shared_by_what_they_gain_over_all_rows(is_flat)
     """No other numbers of nodes are worth more; in a pass without padding rows with poor drafts get none."""
     rng, num_rows, kept = np.random.default_rng(3), 3, set()
     for _ in range(12):
-        control = Control(pass_ms={1: 30.0, 4: 31.0, 7: 50.0, 16: 140.0})
+        control = Control(pass_ms={1: 30.0, 4: 31.0, 7: 45.0, 16: 100.0})
         control.begin(CallFacts("drafter", is_flat=is_flat))
         control.choose(num_rows, 100)
         falling = rng.uniform(0.05, 1.0, (num_rows, 1)) * np.sort(rng.random((num_rows, 3)))[:, ::-1]

@@ -30,7 +30,7 @@ def run(num_added, num_steps=100, tokens_per_ms=0.03, ms=(20.0, 1.0), drawing=No
     parts = [Timed(clock, each) for each in ms]
     for step in range(num_steps):
         behind = values.left_out
-        values.choose(tokens_per_ms, 1, drawing)
+        values.choose(tokens_per_ms, drawing)
         for number, part in enumerate(parts):
             if number != values.left_out:
                 part.ms = ms[number] + (cold_ms if step == 0 else reading_ms if number == behind else 0.0)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from treespec.policies.control.pass_times import NUM_PLAIN, DraftTimes, PassTimes, Times
+from treespec.policies.control.pass_times import DraftTimes, PassTimes, Times
 
 
 def ms(times, num_tokens):
@@ -64,16 +64,6 @@ def test_a_curve_goes_on_along_its_last_slope_and_never_falls():
     times = PassTimes({1: 30.0, 4: 50.0, 16: 46.0, 32: 62.0})
     assert [ms(times, n) for n in (1, 4, 16, 32, 64)] == pytest.approx([30.0, 46.0, 46.0, 62.0, 94.0])
     assert ms(PassTimes({1: 10.0}), 64) == pytest.approx(22.6)
-
-
-def test_plain_steps_of_several_rows_are_known_once_they_were_timed():
-    times = PassTimes({1: 30.0, 16: 36.0})
-    assert times.is_plain_known(1)
-    for number in range(NUM_PLAIN):
-        times.update(16, 4, 100, 50.0)
-        assert not times.is_plain_known(4), number
-        times.update(4, 4, 100, 30.0)
-    assert times.is_plain_known(4)
 
 
 def test_draft_times_separate_passes_from_nodes_and_ignore_an_outlier():

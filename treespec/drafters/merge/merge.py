@@ -90,8 +90,8 @@ class Merge(ShowsOptions):
         """See `Drafter`; for errors `read_trees`."""
         policy, values = self._session.policy, self._part_values
         price = policy.tokens_per_ms if isinstance(policy, StepControl) else 0.0
+        values.choose(price, self._drawing)
         roots = self._session.history.last_tokens.tolist()
-        values.choose(price, len(roots), self._drawing)
         num_nodes = self._own_num_nodes or policy_of_call(self._session).max_nodes
         nothing = [HostTree([root], [ROOT_PARENT], [1.0]) for root in roots]
         parts, drawn = [nothing] * len(self._drafters), None

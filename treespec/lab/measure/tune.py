@@ -178,7 +178,10 @@ class _Search:
 
 
 def _finalists(forecasts: Mapping[tuple[str, ...], Mapping[str, Forecast]], limits: Limits) -> list[Setting]:
-    """ "auto", the best chain and the best tree of the sets of drafters predicted to be fastest."""
+    """ "auto", the best tree and the best chain of the sets of drafters predicted to be fastest.
+
+    A control that predicts trees alone leaves a chain as long as what the best tree emits.
+    """
     allowed = {}
     for names, found in forecasts.items():
         short = {n: f for n, f in found.items() if n != PLAIN_TREE and f.step_ms <= limits.longest_ms}
@@ -188,6 +191,9 @@ def _finalists(forecasts: Mapping[tuple[str, ...], Mapping[str, Forecast]], limi
         ways.append(limits.way(names, AUTO))
         for kind in ("chain", "tree"):
             mine = {n: rate for n, rate in allowed[names].items() if n.startswith(kind)}
+            if kind == "chain" and not mine and allowed[names]:
+                best = forecasts[names][max(allowed[names], key=allowed[names].__getitem__)]
+                mine = {f"{kind} of {max(round(best.tokens_per_pass), 1)}": 0.0}
             ways += [limits.way(names, max(mine, key=mine.__getitem__))] if mine else []
     return ways
 

@@ -1,9 +1,9 @@
 """What drafts are worth: the drafter's confidences, corrected by what became of earlier nodes of the same kind.
 
-A best-first tree holds all smaller ones and the chain of first children, so one drafted tree says what each of them
-would gain, and its least probable nodes what a larger tree would add.
+A best-first tree holds all smaller ones, so one drafted tree says what each of them would gain, and its least probable
+nodes what a larger tree would add.
 
-Axis letters: J numbers of nodes, s shapes.
+Axis letters: J numbers of nodes.
 """
 
 from bisect import bisect
@@ -13,19 +13,14 @@ import numpy as np
 from jaxtyping import Float
 
 from treespec.policies.calibration import Calibration
-from treespec.policies.control.candidates import Candidates, Shape
 from treespec.tree import TreeBatch
 
-BIN_EDGES = (0.01, 0.03, 0.07, 0.15, 0.3, 0.5, 0.7, 0.85, 0.93, 0.97, 0.99)
-"""Bins of confidences, narrow where a small difference matters along a path."""
-MOST_RANK = 3
-"""Later siblings are corrected together."""
-PRIOR_TRIALS, TRIAL_MEMORY = 14.0, 0.997
-"""See `Calibration`."""
-OUTCOME_MEMORY, PRIOR_ACCEPTED = 0.96, 6.0
-"""The factor per drafted step on what was accepted, and the tokens that expectations without it count for."""
-STEP_MEMORY, PRIOR_STEPS = 0.985, 2.0
-"""The factor per drafted step on what shapes have shown, and the steps that the first expectation counts for."""
+BIN_EDGES = (0.03, 0.15, 0.5, 0.7, 0.85, 0.97)
+"""Bins of confidences; first and later siblings have their own."""
+MEMORY = 0.98
+"""The factor on earlier outcomes per node of a kind, and per drafted step."""
+PRIOR_TRIALS, PRIOR_ACCEPTED = 14.0, 4.0
+"""The outcomes that a confidence alone counts for, and the accepted tokens that expectations alone count for."""
 
 
 class DraftedTree:
@@ -33,14 +28,14 @@ class DraftedTree:
 
     Attributes:
         probs: the probability that a node's whole path is accepted, never rising along a path.
-        order: the nodes below the root by falling probability, parents first; `chain`: the path of first children.
+        order: the nodes below the root by falling probability, parents first.
     """
 
     def __init__(self, tokens: list[int], parents: list[int], values: list[float] | None, known: Calibration) -> None:
         self.tokens, self.parents, self.depths, self.probs = tokens, [-1], [0], [1.0]
-        self.cells = [(0, 0)]
+        self.cells = [(False, 0)]
         """Where a node's confidence is corrected, given that its parent is right."""
-        self.chain, num_children = list[int](), [0] * len(parents)
+        num_children = [0] * len(parents)
         for node, above in enumerate(parents[1:], start=1):
             if above < 0:
                 break  # Padding comes last.
@@ -50,12 +45,10 @@ class DraftedTree:
             if values is not None:
                 claim = min(values[node] / values[above], 1.0) if values[above] > 0 else 1.0
                 bin_number = bisect(BIN_EDGES, claim)
-            self.cells.append((min(rank, MOST_RANK), bin_number))
+            self.cells.append((rank > 0, bin_number))
             self.parents.append(above)
             self.depths.append(self.depths[above] + 1)
             self.probs.append(self.probs[above] * known.estimate(claim, self.cells[-1:]))
-            if rank == 0 and above == (self.chain[-1] if self.chain else 0):
-                self.chain.append(node)
         self.order = sorted(range(1, len(self.parents)), key=lambda node: -self.probs[node])
 
     def learn(self, known: Calibration, emitted: Sequence[int]) -> None:
@@ -69,47 +62,45 @@ class DraftedTree:
                 if is_right:
                     right.add(node)
 
-    def best(self, shape: Shape, num_nodes: int, is_full: bool) -> Float[np.ndarray, "J"]:
-        """The probabilities of the best nodes of a smaller tree of another shape, and what larger ones would add.
+    def best(self, num_nodes: int, is_full: bool) -> Float[np.ndarray, "J"]:
+        """The probabilities of the best nodes, and what a larger tree would add.
 
-        Chains are continued at their last rate. Of trees that are full the j-th best of n nodes is taken to be n / j as
-        probable as the n-th.
+        If this one is full the j-th best of n nodes is taken to be n / j as probable as the n-th.
         """
-        nodes = self.chain if shape.is_chain else [n for n in self.order if self.depths[n] <= shape.depth]
-        probs, found = [self.probs[node] for node in nodes][:num_nodes], np.zeros(num_nodes)
-        size, last = len(probs), probs[-1] if probs else 0.0
-        found[:size] = probs
-        if last and shape.is_chain:
-            rate = last / (probs[-2] if size > 1 else 1.0)
-            found[size:] = last * rate ** np.arange(1, num_nodes - size + 1)
-        elif last and is_full:
-            found[size:] = last * size / np.arange(size + 1, num_nodes + 1)
+        probs, found = [self.probs[node] for node in self.order[:num_nodes]], np.zeros(num_nodes)
+        found[: len(probs)] = probs
+        if probs and is_full:
+            found[len(probs) :] = probs[-1] * len(probs) / np.arange(len(probs) + 1, num_nodes + 1)
         return found
 
 
 class Acceptance:
-    """Expected accepted tokens and draft passes of every candidate.
+    """Expected accepted tokens and draft passes of trees of several sizes.
 
-    By shape it keeps the mean probabilities of the first, second, ... best node of drafted trees, and their passes.
+    It keeps the mean probabilities of the first, second, ... best node of drafted trees, and their passes.
+
+    Args:
+        num_nodes: the nodes below the root, by candidate.
+        is_chain: a level has one node, where trees double with every pass.
     """
 
-    def __init__(self, candidates: Candidates) -> None:
-        self._candidates, self._known = candidates, Calibration(PRIOR_TRIALS, TRIAL_MEMORY)
-        num_shapes, self._num_nodes = len(candidates.shapes), int(candidates.num_nodes.max())
-        self._sums = np.zeros((num_shapes, 1 + self._num_nodes))
-        self._sums[:, 1:] = PRIOR_STEPS * 0.4 * 0.6 ** np.arange(self._num_nodes)
-        self._passes = np.full(num_shapes, 2 * PRIOR_STEPS)  # Few, as trees stop where passes do not pay.
-        self._weights = np.full(num_shapes, PRIOR_STEPS)
+    def __init__(self, num_nodes: Sequence[int], is_chain: bool = False) -> None:
+        self._num_nodes, self._known = np.array(num_nodes), Calibration(PRIOR_TRIALS, MEMORY)
+        self._levels = np.maximum(self._num_nodes if is_chain else np.log2(1 + self._num_nodes), 1)
+        self._sums = np.array([0.0, *0.4 * 0.6 ** np.arange(max(num_nodes))])
+        self._passes = self._weight = 1.0  # Draft passes per level; both sums begin as if one step had been seen.
         self._accepted = self._predicted = PRIOR_ACCEPTED
         """Accepted tokens per row, and what was expected of the same trees; older ones count less."""
 
     @property
-    def expected(self) -> Float[np.ndarray, "2 C"]:
-        """Accepted tokens and draft passes."""
-        numbers, num_nodes = self._candidates.numbers, self._candidates.num_nodes
-        sums = self._sums.cumsum(1)[numbers, num_nodes]
-        passes = np.where(numbers == 0, num_nodes, np.minimum(num_nodes, (self._passes / self._weights)[numbers]))
-        return np.array([sums / self._weights[numbers] * self._accepted / self._predicted, passes])
+    def expected(self) -> Float[np.ndarray, "J"]:
+        """Accepted tokens by the number of verified nodes below the root."""
+        return self._sums.cumsum() * (self._accepted / self._predicted / self._weight)
+
+    @property
+    def num_passes(self) -> Float[np.ndarray, "C"]:
+        """Expected draft passes by candidate."""
+        return self._levels * (self._passes / self._weight)
 
     def read(self, trees: TreeBatch) -> list[DraftedTree]:
         """A step's trees with their probabilities."""
@@ -119,9 +110,8 @@ class Acceptance:
 
     def update(self, trees: Sequence[DraftedTree], num_nodes: Sequence[int], emitted: Sequence[Sequence[int]]) -> None:
         """Learn which nodes were right; `num_nodes`: how many of a tree were verified, root included."""
-        rest = (1 - OUTCOME_MEMORY) * PRIOR_ACCEPTED
-        self._accepted = OUTCOME_MEMORY * self._accepted + rest
-        self._predicted = OUTCOME_MEMORY * self._predicted + rest
+        rest = (1 - MEMORY) * PRIOR_ACCEPTED
+        self._accepted, self._predicted = MEMORY * self._accepted + rest, MEMORY * self._predicted + rest
         for tree, count, tokens in zip(trees, num_nodes, emitted, strict=True):
             self._accepted += (len(tokens) - 1) / len(trees)
             self._predicted += sum(tree.probs[node] for node in tree.order[: count - 1]) / len(trees)
@@ -129,11 +119,8 @@ class Acceptance:
 
     def add(self, trees: Sequence[DraftedTree], chosen: int, num_passes: int) -> None:
         """Count what a step's trees, drafted by candidate number `chosen`, show of all."""
-        candidate = self._candidates[chosen]
-        for number, shape in enumerate(self._candidates.shapes):
-            if shape.is_chain or (not candidate.shape.is_chain and shape.depth <= candidate.shape.depth):
-                is_full = shape == candidate.shape and all(len(t.order) >= candidate.num_nodes - 1 for t in trees)
-                best = sum(tree.best(shape, self._num_nodes, is_full) for tree in trees) / len(trees)
-                self._sums[number, 1:] = STEP_MEMORY * self._sums[number, 1:] + best
-                self._passes[number] = STEP_MEMORY * self._passes[number] + min(num_passes, shape.depth)
-                self._weights[number] = STEP_MEMORY * self._weights[number] + 1
+        is_full = all(len(tree.order) >= self._num_nodes[chosen] for tree in trees)
+        best = sum(tree.best(len(self._sums) - 1, is_full) for tree in trees) / len(trees)
+        self._sums[1:] = MEMORY * self._sums[1:] + best
+        self._passes = MEMORY * self._passes + num_passes / float(self._levels[chosen])
+        self._weight = MEMORY * self._weight + 1

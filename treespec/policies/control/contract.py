@@ -18,7 +18,7 @@ MOST_AHEAD = 256
 class Choice:
     """What one step drafted and why.
 
-    `name`: "plain", "chain of 4", "tree of 16", "tree of 16, depth 4". `tokens_per_second`: predicted, per row, by
+    `name`: "plain", "chain of 4", "tree of 16". `tokens_per_second`: predicted, per row, by
     candidate; all candidates that the limits allow.
     """
 

@@ -4,12 +4,12 @@ A step's rate is (1 + accepted tokens) / (draft + pass); both sides are estimate
 drafted depends on the past and the output distribution is untouched. Trees of selected children also stop at the level,
 and are cut to the nodes, that are worth their time: which ones depends on the draft's probabilities alone.
 
-Axis letters: t numbers of tokens.
+Axis letters: J numbers of nodes, t numbers of tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from treespec.checks import ShowsOptions, check_count, check_flag, check_number
 from treespec.errors import ConfigError
 from treespec.policies.best_first import BestFirst
 from treespec.policies.control.acceptance import Acceptance, DraftedTree
-from treespec.policies.control.candidates import PLAIN, TREE_SIZES, Candidates, StoppedBestFirst
+from treespec.policies.control.candidates import PLAIN, TREE_SIZES, StoppedBestFirst, candidates_of
 from treespec.policies.control.contract import MOST_AHEAD, CallFacts, Choice, StepControl
 from treespec.policies.control.pass_times import ON_ACCELERATOR, ON_HOST, DraftTimes, PassTimes
 from treespec.protocols import TreePolicy, VerifiedStep
@@ -27,23 +27,18 @@ from treespec.tree import TreeBatch
 
 MOST_NODES = 64
 """On an accelerator; on the host the largest of `TREE_SIZES`."""
-LEAST_GAIN, CLEAR_GAIN = 1.03, 1.1
-"""A draft must be predicted to be this many times as fast as plain decoding; the latter in batches, whose rows end at
-different steps."""
+LEAST_GAIN = 1.03
+"""A draft must be predicted to be this many times as fast as plain decoding."""
 FEW_TOKENS = 32
 """Tokens of every row of a batch for which rows are not known to differ."""
-CLOSE_GAIN = 1.5
-"""Where the best draft of a batch is predicted to gain less, plain steps are timed first."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 """Plain steps before drafting is tried again, doubled while it does not pay."""
 READING_SHARE = 0.03
 """How much of the plain steps' time may be read to try a drafter again; in a batch, of all steps to come, at all."""
 REPEATED = 3
 """Plain steps that repeat a choice because no draft pays, without predictions and without learning their times."""
-EXPLORED_EVERY = 16
-"""One draft in this many is a tree of any depth: a chain says nothing of trees."""
-NEXT_LEVEL_SHARE = 0.7
-"""A level is expected to gain this share of what the last one gained."""
+NEXT_LEVEL_SHARE = 0.25
+"""A level is expected to gain this share of what the last one gained: merged lookups have some of its nodes."""
 
 Rates = tuple[Float[np.ndarray, "C"], Float[np.ndarray, "C"]]
 """Tokens per row and millisecond, and milliseconds of a step, by candidate."""
@@ -60,9 +55,14 @@ class Forecast(NamedTuple):
 class _Learned:
     """What is known of one drafter in calls of one kind, and where the control stands between drafting and not."""
 
-    def __init__(self, candidates: Candidates, passes: PassTimes, draft_share: float) -> None:
-        self.candidates, self.acceptance = candidates, Acceptance(candidates)
-        self.passes, self.drafts = passes, DraftTimes(draft_share, draft_share * passes.slope)
+    def __init__(self, max_nodes: int, passes: PassTimes, call: CallFacts) -> None:
+        self.candidates = candidates_of(max_nodes, call.is_chain_only)
+        self.num_nodes = np.array([candidate.num_nodes - 1 for candidate in self.candidates])
+        sizes, most = np.arange(self.num_nodes[-1] + 1), self.num_nodes[:, None]
+        self.is_size = sizes == most if call.is_sampling else (sizes <= most) & (sizes >= np.minimum(most, 1))
+        """[C, J]: how many nodes below the root a candidate may verify; trees of selected children are cut."""
+        self.acceptance, self.passes = Acceptance(self.num_nodes.tolist(), call.is_chain_only), passes
+        self.drafts = DraftTimes(call.draft_share, call.draft_share * passes.slope)
         self.wait, self.num_plain, self.num_drafts = FIRST_WAIT, 0, 0
         self.break_even = 0.0  # Accepted tokens per row that the last draft needed to pay.
 
@@ -125,14 +125,12 @@ class Control(ShowsOptions, StepControl):
         key = (call.is_sampling, call.is_chain_only, call.is_on_host, *(self.pass_ms or {}).items())
         if key not in found:
             most = self._max_nodes or (TREE_SIZES[-1] if call.is_on_host else MOST_NODES)
-            passes = PassTimes(self.pass_ms, ON_HOST if call.is_on_host else ON_ACCELERATOR)
-            found[key] = _Learned(Candidates(most, call.is_chain_only, call.is_sampling), passes, call.draft_share)
-        self._learned = found[key]
-        self._trees: Sequence[DraftedTree] = ()
+            found[key] = _Learned(most, PassTimes(self.pass_ms, ON_HOST if call.is_on_host else ON_ACCELERATOR), call)
+        self._learned, self._trees = found[key], list[DraftedTree]()
         self._emitted = np.zeros(0)  # By the rows of a batch in steps that drafted, since the last one left.
         self._num_rows = self._context = 1
-        self._num_repeated, self._is_repeated = 0, False
-        self._num_unread: int | None = None  # Tokens of a row that the drafter has not read; all at first.
+        self._num_read = self._num_repeated = 0  # Tokens of a row that the drafter has read; steps without a decision.
+        self._is_repeated = False
         self.current: TreePolicy = self._learned.candidates[-1].policy or BestFirst(1)
         self.choice, self.tokens_per_ms = Choice("plain", "no step yet", {}), 0.0
 
@@ -144,28 +142,23 @@ class Control(ShowsOptions, StepControl):
 
     def choose(self, num_rows: int, context: int, room: int = MOST_AHEAD, num_unread: int | None = None) -> bool:
         """See `StepControl`; `num_unread`: tokens that the drafter must read first, None: those decoded without it."""
-        learned, self._trees = self._learned, ()
+        learned, self._trees = self._learned, []
         self._is_repeated = self._num_repeated > 0 and room > 0 and num_rows == self._num_rows
         if self._is_repeated:
             self._num_repeated, learned.num_plain = self._num_repeated - 1, learned.num_plain + 1
-            self._num_unread = None if self._num_unread is None else self._num_unread + 1
             return False
         self._num_rows, self._context, self._num_repeated = num_rows, context, 0
-        self._num_read = num_rows * (context if self._num_unread is None else self._num_unread)
-        if num_unread is not None:
-            self._num_read = num_unread
-        reading_ms = learned.passes.scale * learned.drafts.reading(self._num_read)
+        self._num_unread = num_rows * (context - self._num_read) if num_unread is None else num_unread
+        reading_ms = learned.passes.scale * learned.drafts.reading(self._num_unread)
         rates, times = self._predict(reading_ms / max(min(room, MOST_AHEAD), 1))
         number, reason = self._decide(rates, times, reading_ms, room) if room else (PLAIN, "no room for a draft")
         self._number, self._rate, candidate = number, float(rates[number]), learned.candidates[number]
-        self._draft_ms = float(times[number]) - self._pass_ms(np.array([num_rows * candidate.num_nodes]))[0]
         self.tokens_per_ms = self._rate if self._is_timed and self._call.is_alone else 0.0
         names = (c.name for c in learned.candidates)
         self.choice = Choice(candidate.name, reason, dict(zip(names, (1e3 * rates).tolist(), strict=True)))
         if candidate.policy is None:
-            self._num_unread = self._num_read // num_rows + 1
             return False
-        self.current, self._num_unread = candidate.policy, 0
+        self.current, self._num_read = candidate.policy, context
         if isinstance(self.current, StoppedBestFirst):
             level_ms = learned.drafts.pass_share * learned.passes.scale
             self.current.least_gain, self.current.num_passes = self._rate * level_ms / NEXT_LEVEL_SHARE, 0
@@ -173,13 +166,16 @@ class Control(ShowsOptions, StepControl):
 
     def _predict(self, ms_per_token: float) -> Rates:
         """`ms_per_token`: what the drafter must read first, spread over the tokens that a row may still emit."""
-        learned, num_nodes = self._learned, self._num_rows * self._learned.candidates.num_nodes
-        accepted, num_passes = learned.acceptance.expected
+        learned, accepted = self._learned, self._learned.acceptance.expected
         emitted = np.maximum((1 + accepted) * self._slowest(), 1.0)
-        draft_ms = learned.passes.scale * learned.drafts.predict(num_passes, num_nodes) + ms_per_token * emitted
-        draft_ms[PLAIN] = 0.0
-        times = draft_ms + self._pass_ms(self._num_rows + num_nodes)
-        return emitted / times, times
+        drafts = learned.drafts.predict(learned.acceptance.num_passes, self._num_rows * learned.num_nodes)
+        self._draft_ms = learned.passes.scale * drafts
+        self._draft_ms[PLAIN] = 0.0
+        times = self._draft_ms[:, None] + self._pass_ms(self._num_rows * np.arange(1, len(emitted) + 1))
+        times[1:] += ms_per_token * emitted
+        rates = np.where(learned.is_size, emitted / times, 0.0)
+        best = np.arange(len(rates)), rates.argmax(1)
+        return rates[best], times[best]
 
     def _slowest(self) -> float:
         """What drafts bring the slowest row, for which padded batches wait, as a share of the mean row."""
@@ -194,29 +190,21 @@ class Control(ShowsOptions, StepControl):
         self, rates: Float[np.ndarray, "C"], times: Float[np.ndarray, "C"], reading_ms: float, room: int
     ) -> tuple[int, str]:
         """The number of the candidate to take, and the reason."""
-        learned, drafting = self._learned, rates.copy()
-        if len(rates) == 1:
-            self._num_repeated = REPEATED
-            return PLAIN, "max_nodes=1"
+        learned = self._learned
+        if self.max_latency_ms is not None and not learned.passes.is_scaled:
+            return PLAIN, "max_latency_ms needs the time of a pass: of a step before, or as pass_ms="
+        drafting = np.where(times <= (self.max_latency_ms or np.inf), rates, 0.0)
         drafting[PLAIN] = 0.0
-        if self.max_latency_ms is not None:
-            if not learned.passes.is_scaled:
-                return PLAIN, "max_latency_ms needs the time of a pass: of a step before, or as pass_ms="
-            drafting[times > self.max_latency_ms] = 0.0
         best = int(drafting.argmax())
         if best == PLAIN:
-            return PLAIN, "every draft is predicted to exceed max_latency_ms"
+            self._num_repeated = REPEATED
+            return PLAIN, "every draft exceeds max_nodes or is predicted to exceed max_latency_ms"
         gain = drafting[best] / rates[PLAIN]
-        if self._is_timed and gain < CLOSE_GAIN and not learned.passes.is_plain_known(self._num_rows):
-            return PLAIN, f"the best draft is {gain:.2f} times plain, whose time is measured first"
         reading_steps = reading_ms / (READING_SHARE * times[PLAIN])
         is_tried = self._num_rows == 1 or learned.num_drafts > 0 or reading_steps <= room
         learned.break_even = times[best] / times[PLAIN] - 1
-        if is_tried and gain >= (LEAST_GAIN if self._num_rows == 1 else CLEAR_GAIN):
+        if is_tried and gain >= LEAST_GAIN:
             learned.num_plain, learned.num_drafts = 0, learned.num_drafts + 1
-            trees = np.where(learned.candidates.numbers == len(learned.candidates.shapes) - 1, drafting, 0.0)
-            if learned.num_drafts % EXPLORED_EVERY == 0 and trees.any():
-                return int(trees.argmax()), "a tree in any case: it shows chains too"
             return best, f"{gain:.2f} times plain"
         if learned.num_plain >= max(learned.wait, reading_steps):
             learned.num_plain, learned.wait = 0, min(2 * learned.wait, LONGEST_WAIT)
@@ -250,7 +238,7 @@ class Control(ShowsOptions, StepControl):
         ms = self._pass_ms(self._num_rows + (1 if is_flat else num_rows) * np.arange(len(gains) + 1))
         profits = np.array([0.0, *gains]).cumsum() / num_rows - self._rate * (ms - ms[0])
         if self.max_latency_ms is not None:
-            profits[1:][ms[1:] + self._draft_ms > self.max_latency_ms] = -np.inf
+            profits[1:][ms[1:] + self._draft_ms[self._number] > self.max_latency_ms] = -np.inf
         best = int(profits.argmax())
         if not is_flat or best == 0:
             return [best] * num_rows
@@ -277,7 +265,7 @@ class Control(ShowsOptions, StepControl):
             learned.passes.update(num_tokens, num_rows, self._context, other_ms)
         if trees:
             drafted, time = sum(len(tree.order) for tree in trees), draft_ms / learned.passes.scale
-            learned.drafts.update(self._num_passes(), drafted, self._num_read, self._num_rows, time)
+            learned.drafts.update(self._num_passes(), drafted, self._num_unread, self._num_rows, time)
 
     def _num_passes(self) -> int:
         """Draft passes of the last step; of chains the levels."""

@@ -1,7 +1,6 @@
 """Which part of a merge is not worth its time, where `tree="auto"` says what time is worth."""
 
-from collections import defaultdict, deque
-from functools import partial
+from collections import deque
 from math import sqrt
 from statistics import fmean, median, pstdev
 from time import perf_counter
@@ -18,9 +17,8 @@ EXAMINED_EVERY = 4
 """After the first steps: how many of the steps that ask all parts measure what one adds."""
 CLEARLY = 1.5
 """A part is left out where its time is worth this many times what it adds: one that hardly pays costs little."""
-NUM_ERRORS, LEAST_WORTH = 1.0, 0.1
-"""Standard errors in favour of a part, see `choose`; accepted tokens that its time must be worth before it is measured
-what it adds, which takes time as well."""
+LEAST_WORTH = 0.1
+"""Accepted tokens that a part's time must be worth before it is measured what it adds, which takes time as well."""
 NUM_TIMES, NUM_GAINS = 9, 16
 """The last drafts whose median is a part's time, so that cold ones soon do not count, and whose mean is its gain."""
 
@@ -34,55 +32,45 @@ class PartChoice:
     """
 
     def __init__(self, num_parts: int) -> None:
-        # `partial`, as drafters can be pickled.
-        self._ms = [defaultdict[int, deque[float]](partial(deque, maxlen=NUM_TIMES)) for _ in range(num_parts)]
-        """By rows of a batch, those of one power of two together."""
+        self._ms = [deque([0.0], maxlen=NUM_TIMES) for _ in range(num_parts)]
         self._gains = [deque[float](maxlen=NUM_GAINS) for _ in range(num_parts)]
-        self._num_steps = self._num_without = self._size = 0
-        self._wait, self.clock = FIRST_WAIT, perf_counter
+        self._num_steps, self._num_without, self._wait = 0, 0, FIRST_WAIT
         self.left_out: int | None = None
         self.examined: int | None = None
         self._behind: int | None = None  # The part that did not follow the last step.
+        self.clock = perf_counter
 
-    def choose(self, tokens_per_ms: float, num_rows: int, drawing: int | None = None) -> None:
+    def choose(self, tokens_per_ms: float, drawing: int | None = None) -> None:
         """Leave out the slowest part where its time is worth more than what it adds; never the one that draws.
 
-        One part at most: what two of them add together is not known. A part that may add enough, by `NUM_ERRORS`
-        standard errors of what it has added, stays: left out, it would show little of itself.
+        One part at most: what two of them add together is not known. A part that may add enough, by a standard error of
+        what it has added, stays: left out, it would show little of itself.
 
         Args:
             tokens_per_ms: accepted tokens per row that time is worth.
         """
-        self._num_steps, self._size = self._num_steps + 1, num_rows.bit_length()
-        self._behind, self.left_out, self.examined = self.left_out, None, None
-        times = [0.0 if part == drawing else self._time(part) for part in range(len(self._ms))]
+        self._num_steps, self._behind, self.left_out, self.examined = self._num_steps + 1, self.left_out, None, None
+        times = [0.0 if part == drawing else median(ms) for part, ms in enumerate(self._ms)]
         part = max(range(len(times)), key=times.__getitem__)
         worth, gains = tokens_per_ms * times[part], self._gains[part]
         if worth < LEAST_WORTH:
             return
         is_known = len(gains) >= FIRST_STEPS
-        if is_known and worth > CLEARLY * (fmean(gains) + NUM_ERRORS * pstdev(gains) / sqrt(len(gains))):
-            self._num_without += 1
-            if self._num_without <= self._wait:
-                self.left_out = part
-                return
-            self._num_without, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
-            self.examined = part
-        else:
+        if not is_known or worth <= CLEARLY * (fmean(gains) + pstdev(gains) / sqrt(len(gains))):
             self._num_without, self._wait = 0, FIRST_WAIT
             if not is_known or self._num_steps % EXAMINED_EVERY == 0:
                 self.examined = part
-
-    def _time(self, part: int) -> float:
-        known = [size for size, ms in self._ms[part].items() if ms]
-        return median(self._ms[part][min(known, key=lambda size: abs(size - self._size))]) if known else 0.0
+        elif self._num_without < self._wait:
+            self._num_without, self.left_out = self._num_without + 1, part
+        else:
+            self._num_without, self._wait, self.examined = 0, min(2 * self._wait, LONGEST_WAIT), part
 
     def propose(self, part: int, drafter: Drafter, max_depth: int) -> TreeBatch:
         """A part's trees, and its time: not where it has to read first what was decoded without it."""
         start = self.clock()
         trees = drafter.propose(max_depth)
         if part != self._behind:
-            self._ms[part][self._size].append(1e3 * (self.clock() - start))
+            self._ms[part].append(1e3 * (self.clock() - start))
         return trees
 
     def update(self, num_added: float) -> None:

@@ -6,9 +6,8 @@ slows drafts and passes alike, so it changes the milliseconds and no choice.
 Axis letters: f features, t numbers of tokens.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
-from operator import mul
 from statistics import median_low
 
 import numpy as np
@@ -21,16 +20,12 @@ KNOWN_UNITS, GUESSED_UNITS = (0.3, 0.6, 0.3, 1.0), (7.0, 200.0, 10.0, 3.0)
 """See `Times`: of measured curves and accelerators, whose passes are flat; and of hosts, whose passes may be steep."""
 FORGETTING = 0.97
 """What earlier observations count for at every new one."""
-RENEWED_EVERY = 4
-"""Observations after which coefficients are made again; after the first eight each."""
 SCALE_STEPS = 9
 """The latest times whose median makes the scale."""
 MOST_ERROR = 1.5
 """The most by which a time counts as longer or shorter than predicted, as a factor, in addition to the scale."""
 LEAST = 0.01
 """A step takes at least this many passes over one token: where all so far were large and as fast, none may fit them."""
-NUM_PLAIN = 3
-"""Plain steps of several rows after which their time is known."""
 MANY_UNREAD = 16
 """Tokens per row: where a drafter has to read more, a draft's time is mostly reading, and teaches that time only."""
 
@@ -52,33 +47,30 @@ class Times:
         self._pull = np.column_stack([np.diag(precision), precision * self.coefficients])
         self._sums = np.zeros_like(self._pull)
         """[f, f + 1]: products of the features with each other and, last, with the values."""
-        self.scale, self.is_scaled, self._num_added = scale or 1.0, scale is not None, 0
-        self._latest = deque([self.scale] * 2 if scale else (), maxlen=SCALE_STEPS)
+        self.scale, self._latest = scale or 1.0, deque([scale] * 2 if scale else (), maxlen=SCALE_STEPS)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether any time is known."""
+        return bool(self._latest)
 
     def relative(self, features: Sequence[float]) -> float:
         """The predicted time, without the scale."""
-        return max(sum(map(mul, features, self.coefficients.tolist())), 1e-6)
+        return max(float(self.coefficients @ features), 1e-6)
 
     def add(self, features: Sequence[float], time: float) -> None:
         """Learn one time."""
         expected = self.relative(features)
         self._latest.append(max(time, 1e-6) / expected)
-        self.scale, self.is_scaled = median_low(self._latest), True
+        self.scale = median_low(self._latest)
         value = min(max(time / self.scale, expected / MOST_ERROR), MOST_ERROR * expected)
         observed = np.array([*features, value]) / expected
         self._sums = FORGETTING * self._sums + observed[:-1, None] * observed
-        self._num_added += 1
-        if self._num_added <= 8 or self._num_added % RENEWED_EVERY == 0:
-            self._fit()
-
-    def _fit(self) -> None:
-        """Without the features whose coefficients would be negative."""
-        sums, used = self._sums + self._pull, np.arange(len(self._pull))
-        found = np.linalg.solve(sums[:, :-1], sums[:, -1])
-        while found.min(initial=0.0) < 0:
+        # Without the features whose coefficients would be negative.
+        sums, used = self._sums + self._pull, np.arange(len(features))
+        while (found := np.linalg.solve(sums[np.ix_(used, used)], sums[used, -1])).min(initial=0.0) < 0:
             used = used[found >= 0]
-            found = np.linalg.solve(sums[np.ix_(used, used)], sums[used, -1])
-        self.coefficients = np.zeros(len(self._pull))
+        self.coefficients = np.zeros(len(features))
         self.coefficients[used] = found
 
 
@@ -110,26 +102,20 @@ class PassTimes(Times):
         self.slope = float((self._more[-1] - self._more[-2]) / (self._tokens[-1] - self._tokens[-2]))
         units = GUESSED_UNITS if pass_ms is None and shape is ON_HOST else KNOWN_UNITS
         super().__init__((1.0, 1.0, self.slope, 0.0), units, unit_ms if pass_ms else None)
-        self._num_plain = Counter[int]()
 
     def predict(self, num_tokens: Num[np.ndarray, "t"], num_rows: int = 1, context: int = 0) -> Float[np.ndarray, "t"]:
         """Milliseconds of steps with these numbers of tokens, of all rows; beyond those measured along the last slope.
 
         `context`: tokens of the longest text.
         """
-        constant, slope, *others = self.coefficients.tolist()
-        constant = max(constant + sum(map(mul, others, _of_rows(num_rows, context))), LEAST)
-        return self.scale * (constant + slope * self._more_of(num_tokens - num_rows + 1))
+        constant, slope, per_row, per_token = self.coefficients.tolist()
+        least = max(constant + per_row * (num_rows - 1) + per_token * num_rows * context / 1024, LEAST)
+        return self.scale * (least + slope * self._more_of(num_tokens - num_rows + 1))
 
     def update(self, num_tokens: int, num_rows: int, context: int, ms: float) -> None:
         """Learn the time of one step."""
         more = float(self._more_of(np.array([num_tokens - num_rows + 1]))[0])
-        self.add((1.0, more, *_of_rows(num_rows, context)), ms)
-        self._num_plain[num_rows.bit_length()] += num_tokens == num_rows
-
-    def is_plain_known(self, num_rows: int) -> bool:
-        """Whether plain steps of this many rows were timed, or need not be: a profile is of one row."""
-        return num_rows == 1 or self._num_plain[num_rows.bit_length()] >= NUM_PLAIN
+        self.add((1.0, more, num_rows - 1.0, num_rows * context / 1024), ms)
 
     def _more_of(self, tokens: Num[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
         beyond = self.slope * np.maximum(tokens - self._tokens[-1], 0.0)
@@ -170,8 +156,3 @@ class DraftTimes(Times):
             self._reading.append(max(time - self.scale * self.relative(features), 0.0) / num_unread)
         else:
             self.add(features, time)
-
-
-def _of_rows(num_rows: float, context: int) -> tuple[float, float]:
-    """The features of a batch."""
-    return num_rows - 1.0, num_rows * context / 1024
