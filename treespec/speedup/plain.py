@@ -26,6 +26,8 @@ from treespec.policies import Control
 
 MEMORY, LEAST_TOKENS = 0.3, 8
 """The weight of a call among those before it, and the tokens of a call that counts."""
+TURN = 3
+"""Calls on which a way is measured: what one text brings says little of the next, and a control that was misled recovers."""
 LOSS, LEAST_CALLS = 0.01, 4
 """The share of the time that trying the slower way again may cost, and the calls between two tries at least; at first
 they are fewer than that share allows, doubled at every try."""
@@ -37,43 +39,45 @@ class FasterWay:
     """Which way decodes the next call, by the seconds per token, after the prompt, of earlier calls with as many rows.
 
     Speculation comes first, and its first call, which makes what is made once, does not count. Where its steps bring
-    less than the time of its passes alone would have brought in plain decoding, a call is decoded plainly; then the
-    faster way is taken, and the slower one tried again now and then.
+    less than the time of its passes alone would have brought in plain decoding, calls are decoded plainly; then the
+    faster way is taken, and the slower one tried again now and then, always for `TURN` calls.
+
+    Attributes:
+        is_plain: whether the next call is to be decoded plainly.
     """
+
+    is_plain = False
 
     def __init__(self) -> None:
         self._seconds: dict[bool, float] = {}  # Per token, by whether it was plain.
-        self._num_since, self._wait = 0, LEAST_CALLS
-        self._is_slow = self._is_warm = False
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the next call is to be decoded plainly."""
-        if len(self._seconds) < 2:
-            return self._is_slow
-        faster = self._seconds[True] < self._seconds[False]
-        loss = self._seconds[not faster] / self._seconds[faster] - 1
-        is_due = self._num_since >= min(self._wait, max(LEAST_CALLS, math.ceil(loss / LOSS)))
-        return faster != is_due
+        self._num_calls = 0  # Since the way was changed.
+        self._wait, self._is_tried, self._is_warm = LEAST_CALLS, False, False
 
     def learn(self, is_plain: bool, seconds: float, stats: SpeculationStats, num_rows: int) -> None:
         """Count a call that took `seconds`."""
         num_tokens = stats.num_emitted_tokens / num_rows - is_plain  # Plain decoding's first one is the prompt's.
         was_warm, self._is_warm = self._is_warm, True
-        if num_tokens < LEAST_TOKENS or not was_warm:
+        if num_tokens < LEAST_TOKENS or not was_warm or is_plain != self.is_plain:
             return
-        now = (seconds - stats.seconds["prefill"]) / num_tokens
-        before, other = self._seconds.get(is_plain, now), self._seconds.get(not is_plain, math.inf)
-        # The slower way, tried again, is what it is now: how it was may be long ago, or was one busy moment.
-        was_slower = before > other
-        self._seconds[is_plain] = now if was_slower else before + MEMORY * (now - before)
-        is_slower = self._seconds[is_plain] > other
-        self._num_since = 0 if was_slower or is_slower else self._num_since + 1
-        if was_slower:
-            self._wait = 2 * self._wait if is_slower else LEAST_CALLS
-        if not is_plain:
-            own = sum(stats.seconds.values()) - stats.seconds["prefill"]
-            self._is_slow = stats.block_efficiency * stats.seconds["target"] < own
+        now, self._num_calls = (seconds - stats.seconds["prefill"]) / num_tokens, self._num_calls + 1
+        # Tried again, a way is what it is now: how it was may be long ago, or was one busy moment.
+        before = now if self._num_calls == 1 else self._seconds[is_plain]
+        self._seconds[is_plain] = before + max(MEMORY, 1 / self._num_calls) * (now - before)
+        if self._num_calls >= TURN and self._is_changed(stats):
+            self.is_plain, self._num_calls = not is_plain, 0
+
+    def _is_changed(self, stats: SpeculationStats) -> bool:
+        """Whether the way that took the last calls leaves the next ones to the other; `stats`: of the last call."""
+        own = self._seconds[self.is_plain]
+        if (other := self._seconds.get(not self.is_plain)) is None:
+            return own > stats.seconds["target"] / stats.num_target_passes
+        if self._is_tried:
+            self._is_tried, self._wait = False, 2 * self._wait if own > other else LEAST_CALLS
+        if own > other:
+            return True
+        most = max(LEAST_CALLS, math.ceil(TURN * (other / own - 1) / LOSS))
+        self._is_tried = self._num_calls - TURN >= min(self._wait, most)
+        return self._is_tried
 
 
 class Ways:
