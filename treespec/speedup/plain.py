@@ -27,7 +27,7 @@ from treespec.policies import Control
 MEMORY, LEAST_TOKENS = 0.3, 8
 """The weight of a call among those before it, and the tokens of a call that counts."""
 TURN = 3
-"""Calls on which a way is measured: what one text brings says little of the next, and a control that was misled recovers."""
+"""Calls that measure a way: what one text brings says little of the next, and a control that was misled recovers."""
 LOSS, LEAST_CALLS = 0.01, 4
 """The share of the time that trying the slower way again may cost, and the calls between two tries at least; at first
 they are fewer than that share allows, doubled at every try."""
