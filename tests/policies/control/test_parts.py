@@ -44,7 +44,7 @@ def run(num_added, num_steps=100, tokens_per_ms=0.03, ms=(20.0, 1.0), drawing=No
 
 def test_a_part_whose_time_is_worth_clearly_more_than_what_it_adds_is_left_out():
     often = 100
-    first = 1 + FIRST_STEPS + 2  # After FIRST_WAIT steps, and after twice as many.
+    first = 1 + 3 * FIRST_STEPS  # Again after FIRST_WAIT steps, and after twice as many.
     assert run(lambda step: 0.0) == [first, often], "20 ms are worth 0.6 tokens, it adds nothing"
     assert run(lambda step: 1.0) == [often, often]
     assert run(lambda step: 0.5) == [often, often], "hardly less than it is worth"
@@ -62,12 +62,13 @@ def test_one_cold_draft_leaves_no_part_out():
 def test_a_part_left_out_is_asked_with_increasing_back_off_and_comes_back_when_it_adds_enough():
     """What it must read after steps without it, 200 ms, says nothing of its drafts."""
     first = 1 + FIRST_STEPS
-    waits = [FIRST_WAIT, 2 * FIRST_WAIT] + [LONGEST_WAIT] * 4
-    num_steps = first + sum(waits) + len(waits)
-    assert run(lambda step: 0.0, num_steps, reading_ms=200.0) == [first + len(waits), num_steps]
+    waits = [FIRST_WAIT, 2 * FIRST_WAIT, 4 * FIRST_WAIT] + [LONGEST_WAIT] * 4
+    again = len(waits) * FIRST_STEPS
+    num_steps = first + sum(waits) + again
+    assert run(lambda step: 0.0, num_steps, reading_ms=200.0) == [first + again, num_steps]
     changed, later = num_steps + 10, 400
     asked, _ = run(lambda step: 2.0 * (step > changed), changed + later, reading_ms=200.0)
-    assert asked - first - len(waits) >= later - 2 * LONGEST_WAIT
+    assert asked - first - again >= later - LONGEST_WAIT - FIRST_STEPS
 
 
 def test_what_a_part_adds_is_found_by_a_tree_of_as_many_nodes_without_it():

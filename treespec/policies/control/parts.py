@@ -8,9 +8,9 @@ from time import perf_counter
 from treespec.protocols import Drafter
 from treespec.tree import TreeBatch
 
-FIRST_STEPS = 12
-"""All parts are asked until this many steps have said what one adds."""
-FIRST_WAIT, LONGEST_WAIT = 16, 64
+FIRST_STEPS = 6
+"""All parts are asked until this many steps have said what one adds: at first, and when one left out is tried again."""
+FIRST_WAIT, LONGEST_WAIT = 16, 96
 """Steps without a part before it is asked again, doubled while it is not worth its time: a head then reads all that was
 decoded without it, which takes batches a step's time."""
 EXAMINED_EVERY = 4
@@ -55,15 +55,16 @@ class PartChoice:
         worth, gains = tokens_per_ms * times[part], self._gains[part]
         if worth < LEAST_WORTH:
             return
-        is_known = len(gains) >= FIRST_STEPS
-        if not is_known or worth <= CLEARLY * (fmean(gains) + pstdev(gains) / sqrt(len(gains))):
+        if len(gains) < FIRST_STEPS:
+            self.examined = part
+        elif worth <= CLEARLY * (fmean(gains) + pstdev(gains) / sqrt(len(gains))):
             self._num_without, self._wait = 0, FIRST_WAIT
-            if not is_known or self._num_steps % EXAMINED_EVERY == 0:
-                self.examined = part
+            self.examined = part if self._num_steps % EXAMINED_EVERY == 0 else None
         elif self._num_without < self._wait:
             self._num_without, self.left_out = self._num_without + 1, part
         else:
             self._num_without, self._wait, self.examined = 0, min(2 * self._wait, LONGEST_WAIT), part
+            gains.clear()  # What it added to another text would keep it out of this one for hundreds of steps.
 
     def propose(self, part: int, drafter: Drafter, max_depth: int) -> TreeBatch:
         """A part's trees, and its time: not where it has to read first what was decoded without it."""
