@@ -30,7 +30,7 @@ MOST_NODES = 64
 LEAST_GAIN = 1.03
 """A draft must be predicted to be this many times as fast as plain decoding."""
 NEARLY = 0.93
-"""The largest tree whose rate is this share of the best one's is taken."""
+"""When sampling, the largest tree whose rate is this share of the best one's is taken."""
 FEW_TOKENS = 32
 """Tokens of every row of a batch for which rows are not known to differ."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
@@ -200,8 +200,8 @@ class Control(ShowsOptions, StepControl):
         if not drafting.any():
             self._num_repeated = REPEATED
             return PLAIN, "every draft exceeds max_nodes or is predicted to exceed max_latency_ms"
-        # A large tree shows what smaller ones bring, a small one little of what larger ones would.
-        best = int(np.flatnonzero(drafting >= NEARLY * drafting.max())[-1])
+        # Drawn trees are not cut. A large one shows what smaller ones bring, a small one little of what larger ones would.
+        best = int(np.flatnonzero(drafting >= (NEARLY if self._call.is_sampling else 1.0) * drafting.max())[-1])
         gain = drafting[best] / rates[PLAIN]
         reading_steps = reading_ms / (READING_SHARE * times[PLAIN])
         is_tried = self._num_rows == 1 or learned.num_drafts > 0 or reading_steps <= room
