@@ -200,7 +200,7 @@ class Control(ShowsOptions, StepControl):
         if not drafting.any():
             self._num_repeated = REPEATED
             return PLAIN, "every draft exceeds max_nodes or is predicted to exceed max_latency_ms"
-        # Drawn trees are not cut. A large one shows what smaller ones bring, a small one little of what larger ones would.
+        # Drawn trees are not cut: a large one shows what smaller ones bring, a small one little of larger ones.
         best = int(np.flatnonzero(drafting >= (NEARLY if self._call.is_sampling else 1.0) * drafting.max())[-1])
         gain = drafting[best] / rates[PLAIN]
         reading_steps = reading_ms / (READING_SHARE * times[PLAIN])
