@@ -38,3 +38,10 @@ def test_a_system_without_huge_pages_gives_usual_ones(monkeypatch):
 
     monkeypatch.setattr("treespec.cpu.pages.mmap.mmap", Refusing)
     assert HugePages().copy(torch.ones(3)).equal(torch.ones(3))
+
+
+def test_other_systems_have_usual_pages(monkeypatch):
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
+    pages = HugePages()
+    copies = [pages.copy(torch.full((3,), float(number))) for number in range(3)]
+    assert all(copy.eq(number).all() and copy.data_ptr() % LINE == 0 for number, copy in enumerate(copies))

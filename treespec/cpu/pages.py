@@ -32,6 +32,8 @@ class HugePages:
 @torch.inference_mode(False)  # Weights of other modes are written to the rest of it.
 def _chunk(size: int) -> Tensor:
     """Bytes from the start of a huge page on; untouched ones take no memory."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):  # Linux only.
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
     memory = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # A kernel without huge pages.
         memory.madvise(mmap.MADV_HUGEPAGE)
