@@ -5,11 +5,13 @@ right, and the strongest planted bugs must be found with 2,000. What another tes
 sampling besides warped, and bugs of rules and policies, whose exact shift tests/verification/test_mutants.py finds.
 """
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.joint_distribution import run as joint_distribution
 from benchmarks.joint_distribution.cases import PLAIN, WARPED, InNumpy, exact_distribution, kary
 from benchmarks.joint_distribution.heads import head_cases
 from benchmarks.joint_distribution.run import (
@@ -21,6 +23,7 @@ from benchmarks.joint_distribution.run import (
     more_cases,
     p_value,
     planted_bugs,
+    report,
     right_cases,
     run_case,
     start,

@@ -103,7 +103,11 @@ def adapt(
         config: of the training; its kind, sizes and `start` are replaced by the head's. Default: ten minutes.
         answers: to every prompt, each together with it of at most `max_length` tokens.
         on_written: called with numbers of tokens that the target wrote.
-        name, command, on_tokens, on_step, on_evaluation: see `train`.
+        name: see `train`.
+        command: see `train`.
+        on_tokens: see `train`.
+        on_step: see `train`.
+        on_evaluation: see `train`.
 
     Raises:
         ConfigError: fewer than twenty different prompts, one without room for 32 tokens more; others as in `train`.
