@@ -61,7 +61,7 @@ class FasterWay:
             return
         now, self._num_calls = (seconds - stats.seconds["prefill"]) / num_tokens, self._num_calls + 1
         # Tried again, a way is what it is now: how it was may be long ago, or was one busy moment.
-        before = now if self._num_calls == 1 else self._seconds[is_plain]
+        before = now if self._num_calls == 1 else self._seconds.get(is_plain, now)
         self._seconds[is_plain] = before + max(MEMORY, 1 / self._num_calls) * (now - before)
         if self._num_calls >= TURN and self._is_changed(stats):
             self.is_plain, self._num_calls = not is_plain, 0
