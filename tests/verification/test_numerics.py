@@ -179,3 +179,9 @@ def test_the_greedy_source_takes_the_first_of_equal_scores_and_has_no_coins() ->
     assert rng.pick(0, torch.tensor([-math.inf, 3.0, 3.0])) == 1
     with pytest.raises(RuleMismatchError, match="target walk"):
         rng.flip(0, 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_greedy_decoding_picks_the_first_of_the_highest_scores(dtype):
+    for scores in (torch.tensor([0.0, 2.0, 1.0, 2.0], dtype=dtype), torch.zeros(3, dtype=dtype, requires_grad=True)):
+        assert ArgmaxSource().pick(0, scores) == (1 if len(scores) == 4 else 0)
