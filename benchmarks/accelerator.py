@@ -24,6 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.common.drafters import MadeUp
 from benchmarks.common.settings import RESULTS, markdown_table, parser, publish, settings
 from treespec import Chain, Control, TreeSpeculation
+from treespec.hf.models.compiled_target import compiled_scorer
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.timing import time_pass
 from treespec.protocols import Frontier, Proposal
@@ -35,7 +36,13 @@ SIZES: dict[str, dict[str, Any]] = {
     | {"num_key_value_heads": 2, "vocab_size": 512},
 }
 NODES = (1, 2, 4, 8, 16, 32, 64)
-PLAIN, RECORDED = "plain generate", {"mode": "reduce-overhead"}
+PLAIN = "plain generate"
+COMPILERS: dict[str, dict[str, Any]] = {
+    "cudagraphs": {"backend": "cudagraphs"},
+    "inductor": {"mode": "reduce-overhead"},
+}
+"""Both replay CUDA graphs; the first of the kernels as they are, in seconds; the second of fused ones, in a minute."""
+COMPILED_NODES = (1, 8, 16, 32)
 TREES: dict[str, Any] = {
     "no drafts": lambda: Control(max_nodes=1),
     "chain of 4": lambda: Chain(4),
@@ -77,9 +84,10 @@ def timed(device: str, run: Any) -> tuple[Any, float]:
 
 
 @torch.no_grad()
-def passes(model: Any, device: str, context: int, rounds: int) -> dict[str, float]:
+def passes(model: Any, device: str, context: int, rounds: int, compiler: str | None = None) -> dict[str, float]:
     """Median milliseconds of a pass over n nodes behind `context` tokens."""
-    scorer, found = make_scorer(model), {n: [] for n in NODES}
+    scorer = make_scorer(model) if compiler is None else compiled_scorer(model, 2 * context, COMPILERS[compiler])
+    found = {n: list[float]() for n in (NODES if compiler is None else COMPILED_NODES)}
     ids = torch.randint(3, 500, (1, context), device=device)
     scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
     for _ in range(rounds + 2):
@@ -89,7 +97,12 @@ def passes(model: Any, device: str, context: int, rounds: int) -> dict[str, floa
 
 
 def calls(
-    model: Any, device: str, batch: int, args: Any, firsts: Sequence[float] = (0.0, 0.5, 0.8), is_compiled: bool = False
+    model: Any,
+    device: str,
+    batch: int,
+    args: Any,
+    firsts: Sequence[float] = (0.0, 0.5, 0.8),
+    compiler: str | None = None,
 ) -> dict[str, Any]:
     """Milliseconds per token of a row and tokens per pass, by way and by how often the first choice is right."""
     inputs = {"input_ids": torch.randint(3, 500, (batch, 256), device=device)}
@@ -97,8 +110,8 @@ def calls(
     options = {"max_new_tokens": args.new_tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     text = model.generate(**inputs, **options)
     # With a static cache transformers compiles plain decoding, too.
-    plain = {"cache_implementation": "static"} if is_compiled else {}
-    compiled = RECORDED if is_compiled else False
+    plain = {} if compiler is None else {"cache_implementation": "static"}
+    compiled = COMPILERS.get(compiler or "", False)
     head = nn.Linear(model.config.hidden_size, 32000, bias=False, dtype=model.dtype, device=device)
     found: dict[str, Any] = {}
     for first in firsts:
@@ -129,7 +142,10 @@ def report(data: dict[str, Any]) -> str:
     lines.append(
         markdown_table(
             ["ms of a pass, by nodes", *map(str, NODES)],
-            [[name, *(f"{by[str(n)]:.2f}" for n in NODES)] for name, by in data["passes"].items()],
+            [
+                [name, *(f"{by[str(n)]:.2f}" if str(n) in by else "" for n in NODES)]
+                for name, by in data["passes"].items()
+            ],
         )
     )
     for title, found in data["calls"].items():
@@ -155,7 +171,9 @@ def main() -> None:
     options.add_argument("--new-tokens", type=int, default=96)
     options.add_argument("--batches", type=int, nargs="*", default=[1, 4, 8])
     options.add_argument("--ways", nargs="*", choices=TREES, default=list(TREES))
-    options.add_argument("--compile", action="store_true", help="single texts by recorded passes too")
+    options.add_argument(
+        "--compilers", nargs="*", choices=COMPILERS, default=[], help="single texts with CUDA graphs too"
+    )
     options.add_argument("--output", type=Path, default=RESULTS / "accelerator.json")
     args = options.parse_args()
     torch.manual_seed(0)
@@ -171,14 +189,16 @@ def main() -> None:
 
     for context in (512, 4096):
         data["passes"][f"{context} tokens before"] = passes(model, args.device, context, 4 * args.rounds)
+    for compiler in args.compilers:
+        data["passes"][f"512, {compiler}"] = passes(model, args.device, 512, 4 * args.rounds, compiler)
     for batch in args.batches:
         title = f"batch of {batch}, first choice right"
         data["calls"][title] = calls(model, args.device, batch, args)
         publish(args.output, data, report(data))
-    if args.compile:
-        found = calls(model, args.device, 1, args, firsts=(0.5, 0.8), is_compiled=True)
-        data["calls"]["single texts by recorded passes, first choice right"] = found
-    publish(args.output, data, report(data))
+    for compiler in args.compilers:
+        title = f"single texts, {compiler}, first choice right"
+        data["calls"][title] = calls(model, args.device, 1, args, (0.0, 0.5, 0.8), compiler)
+        publish(args.output, data, report(data))
 
 
 if __name__ == "__main__":
