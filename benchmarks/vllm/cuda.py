@@ -103,7 +103,7 @@ TIMED = {1: 6, 8: 4, 32: 3}
 """Batches by how many prompts are run at once."""
 NODES = 1, 4, 8, 16
 """Sizes of the "8B" engine's trees."""
-COUNTS = "num_steps", "num_verified", "num_draft_tokens", "num_accepted_tokens", "pass_ms", "draft_ms"
+COUNTS = "num_steps", "num_verified", "num_trees", "num_draft_tokens", "num_accepted_tokens", "pass_ms", "draft_ms"
 FEWEST = 10
 """Sampled texts that came more seldom, in both engines together, are counted as one."""
 
@@ -249,11 +249,11 @@ def _counts(llm: Any, name: str) -> dict[str, float]:
 
 
 def _set_tree(worker: Any, nodes: int) -> None:
-    """Let a running engine draft trees of another size; of one node, nothing."""
+    """Let a running engine draft combs of another size: two children of each node of one path; of one node, nothing."""
     from treespec.vllm.drafting import Drafting
 
-    runner = worker.model_runner
-    runner._tree_options = replace(runner._tree_options, tree=nodes)
+    runner, comb = worker.model_runner, [(0,) * depth + (rank,) for depth in range(nodes // 2) for rank in (0, 1)]
+    runner._tree_options = replace(runner._tree_options, tree=comb[: nodes - 1] or 1)
     runner._drafting = Drafting(runner._tree_options, runner.model_config.get_vocab_size(), is_on_host=False)
 
 

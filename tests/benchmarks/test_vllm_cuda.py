@@ -45,7 +45,7 @@ class Clocked:
     def generate(self, vllm, llm, batch):
         self.now += self.seconds.pop(0)
         steps, texts = cuda.TOKENS // 2, len(batch) * cuda.TOKENS // 2
-        added = (steps, texts, 3 * texts, texts, 10.0 * steps, 4.0 * steps)
+        added = (steps, texts, texts, 3 * texts, texts, 10.0 * steps, 4.0 * steps)
         self.counts = {key: value + more for (key, value), more in zip(self.counts.items(), added, strict=True)}
 
     def collective_rpc(self, name):
