@@ -6,7 +6,8 @@
 FOLDER has SmolLM2-135M-Instruct. Each engine is a process of its own, `--at-once` of them at a time. What it found, and
 its log, stay under `--parts`, so that several calls make one report. `--times` needs engines one after the other; its
 prompts, of HumanEval and GSM8K, are new to every engine. The others run in one batch, and again with a full prefix
-cache.
+cache. Engines "8B", of Llama-3.1-8B's sizes with dummy weights, are for times only: their texts mean nothing and are
+written again and again, so that trees of looked-up tokens are accepted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +42,11 @@ AUTO, LOOKUPS = {**TREE, "tree": "auto"}, {"method": "treespec", "tree": 12, "wa
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 EAGER, F32, BF16 = {"enforce_eager": True}, {"dtype": "float32"}, {"dtype": "bfloat16"}
 TRITON, FLASH, FLEX = ({"attention_backend": name} for name in ("TRITON_ATTN", "FLASH_ATTN", "FLEX_ATTENTION"))
+LLAMA_8B = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "tie_word_embeddings": False,
+}  # fmt: skip
+DUMMY = {**BF16, "load_format": "dummy", "hf_overrides": LLAMA_8B, "kv_cache_memory_bytes": 8 << 30}
 
 
 class Engine(NamedTuple):
@@ -65,6 +74,8 @@ ENGINES = {
     "bf16 auto": Engine(BF16, AUTO, "bf16 plain"),
     "bf16 tree": Engine(BF16, TREE, "bf16 plain"),
     "bf16 chain": Engine(BF16, CHAIN, "bf16 plain"),
+    "8B plain": Engine(DUMMY),
+    "8B tree": Engine(DUMMY, {"method": "treespec", "tree": 16}),
 }
 """Without "eager" with the graphs that are the default: full ones for vLLM's own methods, piecewise ones for trees."""
 SAMPLED = ("f32 eager plain", "f32 eager tree")
@@ -88,8 +99,11 @@ PROMPTS = (
     "Repeat the word yes twenty times.",
 )
 TOKENS, NUM_SAMPLES, SAMPLED_TOKENS = 128, 2048, 4
-TIMED = {1: 8, 4: 16, 16: 48}
-"""Prompts by how many of them are run at once."""
+TIMED = {1: 6, 8: 4, 32: 3}
+"""Batches by how many prompts are run at once."""
+NODES = 1, 4, 8, 16
+"""Sizes of the "8B" engine's trees."""
+COUNTS = "num_steps", "num_verified", "num_trees", "num_draft_tokens", "num_accepted_tokens", "pass_ms", "draft_ms"
 FEWEST = 10
 """Sampled texts that came more seldom, in both engines together, are counted as one."""
 
@@ -130,6 +144,8 @@ def part(args: argparse.Namespace, name: str) -> Path:
 def start(name: str, args: argparse.Namespace) -> None:
     """One engine in a process of its own."""
     environment = {**os.environ, **ENVIRONMENT, "VLLM_LOGGING_LEVEL": "INFO"}
+    if args.times:  # As vLLM runs by default; the second variable lets functions through to its processes.
+        environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
     if ENGINES[name].arguments["dtype"] == "float32":
         environment["TRITON_F32_DEFAULT"] = "ieee"  # In place of TF32.
     if name == "f32 eager plain":
@@ -155,46 +171,90 @@ def serve(name: str, model: Path, is_timed: bool) -> dict[str, Any]:
     """What one engine gives."""
     vllm: Any = importlib.import_module("vllm")
     arguments, speculation, _ = ENGINES[name]
+    options = {"max_model_len": 1024, "max_num_seqs": 64, "kv_cache_memory_bytes": 2 << 30, **arguments}
     llm = vllm.LLM(
-        str(model), max_model_len=1024, max_num_seqs=64, seed=0, kv_cache_memory_bytes=2 << 30,
-        gpu_memory_utilization=0.12, disable_log_stats=False, speculative_config=speculation, **arguments,
+        str(model), seed=0, gpu_memory_utilization=0.12, disable_log_stats=False, speculative_config=speculation,
+        **options,
     )  # fmt: skip
-    ids, solo = generate(vllm, llm, PROMPTS), []
-    again = generate(vllm, llm, PROMPTS)
-    if speculation is None:
-        solo = [generate(vllm, llm, [prompt])[0] for prompt in PROMPTS]
-    found: dict[str, Any] = {"ids": ids, "again": _same(ids, again), "solo": _same(ids, solo) if solo else None}
-    found["graphs"] = llm.llm_engine.vllm_config.compilation_config.cudagraph_mode.name
+    found: dict[str, Any] = {"graphs": llm.llm_engine.vllm_config.compilation_config.cudagraph_mode.name}
     found["attention"] = llm.collective_rpc(_attention)[0]
+    if not _is_dummy(name):
+        found |= texts_of(vllm, llm, is_alone=speculation is None)
     if name in SAMPLED:
         options = {"temperature": 1.0, "top_k": 6, "max_tokens": SAMPLED_TOKENS}
         texts = generate(vllm, llm, [PROMPTS[6]] * NUM_SAMPLES, **options)
         found["sampled"] = [[text, count] for text, count in Counter(map(tuple, texts)).items()]
     if is_timed:
-        found["ms_per_token"] = times(vllm, llm)
-    if speculation and speculation["method"] == "treespec":
+        found["times"] = times(vllm, llm, name)
+    if _has_trees(name):
         found["stats"] = llm.collective_rpc("tree_stats")[0]
     return found
 
 
+def texts_of(vllm: Any, llm: Any, is_alone: bool) -> dict[str, Any]:
+    """The tokens of `PROMPTS`, how many texts are the same again and, if wanted, one by one."""
+    ids = generate(vllm, llm, PROMPTS)
+    again = _same(ids, generate(vllm, llm, PROMPTS))
+    solo = _same(ids, [generate(vllm, llm, [prompt])[0] for prompt in PROMPTS]) if is_alone else None
+    return {"ids": ids, "again": again, "solo": solo}
+
+
 def generate(vllm: Any, llm: Any, prompts: Sequence[str], **options: Any) -> list[list[int]]:
     """The tokens of each answer; greedy unless the options say otherwise."""
-    params = vllm.SamplingParams(**{"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True, **options})
+    params = vllm.SamplingParams(
+        **{"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True, "detokenize": False, **options}
+    )
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     return [list(answer.outputs[0].token_ids) for answer in llm.chat(chats, params, use_tqdm=False)]
 
 
-def times(vllm: Any, llm: Any) -> dict[int, float]:
-    """Milliseconds per token on prompts that the engine has not seen, by how many run at once."""
-    texts, found = [prompt.text for prompt in held_out(None, sum(TIMED.values()))], {}
-    for size, number in TIMED.items():
-        chosen, texts = texts[:number], texts[number:]
-        generate(vllm, llm, [prompt.text for prompt in (*DEMO, *DEMO)[:size]])  # Loads what batches of this size need.
+def times(vllm: Any, llm: Any, name: str) -> list[dict[str, Any]]:
+    """One row per number of prompts at once, and per size of trees of dummy weights; each is printed at once."""
+    rows, is_dummy = [], _is_dummy(name)
+    for nodes in NODES if is_dummy and _has_trees(name) else (None,):
+        texts = iter([prompt.text for prompt in held_out(None, sum(size * number for size, number in TIMED.items()))])
+        if nodes is not None:
+            llm.collective_rpc(_set_tree, args=(nodes,))
+        for size, number in TIMED.items():
+            batches = [list(islice(texts, size)) for _ in range(number)]
+            first = batches[0] if is_dummy else list(islice(cycle(prompt.text for prompt in DEMO), size))
+            for _ in range(2):  # Loads what batches of this size need.
+                generate(vllm, llm, first)
+            measured = measure(vllm, llm, [first] * number if is_dummy else batches, name)
+            rows.append({"nodes": nodes, "at_once": size, **measured})
+            print("TIMES", name, json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def measure(vllm: Any, llm: Any, batches: Sequence[Sequence[str]], name: str) -> dict[str, Any]:
+    """Milliseconds per token by wall clock, of each batch; of all of them per step, where the steps are known."""
+    before, seconds = _counts(llm, name), []
+    for batch in batches:
         began = time.perf_counter()
-        for first in range(0, number, size):
-            generate(vllm, llm, chosen[first : first + size])
-        found[size] = round(1e3 * (time.perf_counter() - began) / (number * TOKENS), 3)
-    return found
+        generate(vllm, llm, batch)
+        seconds.append(time.perf_counter() - began)
+    counts = {key: value - before[key] for key, value in _counts(llm, name).items()}
+    row: dict[str, Any] = {"ms_per_token": [round(1e3 * took / (len(batches[0]) * TOKENS), 3) for took in seconds]}
+    if ENGINES[name].speculation is None:
+        counts["num_steps"] = len(batches) * TOKENS
+    if counts:
+        row["ms_per_step"] = round(1e3 * sum(seconds) / counts["num_steps"], 3)
+    return row | counts
+
+
+def _counts(llm: Any, name: str) -> dict[str, float]:
+    """What `tree_stats` has counted, see `ServingStats`; nothing of engines without trees."""
+    stats = llm.collective_rpc("tree_stats")[0] if _has_trees(name) else None
+    return {key: stats[key] for key in COUNTS} if stats else {}
+
+
+def _set_tree(worker: Any, nodes: int) -> None:
+    """Let a running engine draft combs of another size: two children of each node of one path; of one node, nothing."""
+    from treespec.vllm.drafting import Drafting
+
+    runner, comb = worker.model_runner, [(0,) * depth + (rank,) for depth in range(nodes // 2) for rank in (0, 1)]
+    runner._tree_options = replace(runner._tree_options, tree=comb[: nodes - 1] or 1)
+    runner._drafting = Drafting(runner._tree_options, runner.model_config.get_vocab_size(), is_on_host=False)
 
 
 def rows_of(parts: dict[str, Any]) -> list[dict[str, Any]]:
@@ -232,8 +292,7 @@ def report(data: dict[str, Any]) -> str:
         again = f"{row['again']} {of}" if "again" in row else ""
         names = row["engine"], row.get("graphs", ""), row.get("attention", "")
         cells.append([*names, same, again, *(str(stats.get(key, "")) for key in ("num_steps", "num_trees"))])
-        if "ms_per_token" in row:
-            timed.append([row["engine"], *map(str, row["ms_per_token"].values())])
+        timed += [timed_cells(row["engine"], measured) for measured in row.get("times", ())]
     text = f"# Trees in vLLM {data['vllm']} on {data['card']}\n\n{len(PROMPTS)} prompts, {TOKENS} tokens each, greedy. "
     text += '"Again": with a full prefix cache.\n\n' + markdown_table(header, cells)
     if data["sampled"]:
@@ -241,8 +300,29 @@ def report(data: dict[str, Any]) -> str:
         text += f"\nSampled, {NUM_SAMPLES} texts of {SAMPLED_TOKENS} tokens by {SAMPLED[1]} and by {SAMPLED[0]}: "
         text += f"G = {test['G']} at {test['degrees']} degrees of freedom, p = {test['p']}.\n"
     if timed:
-        text += "\n" + markdown_table(["ms per token", *(f"{size} at once" for size in TIMED)], timed)
+        header = ["engine", "tree", "at once", "ms per token", "least", "most", "ms per step", "of it pass", "draft"]
+        text += "\n" + markdown_table([*header, "nodes per text", "tokens per text"], timed)
     return f"{text}\n{settings_lines(data)}"
+
+
+def timed_cells(name: str, row: dict[str, Any]) -> list[str]:
+    """One row of `measure`: the median of its batches, and what a step took, drafted and accepted on average."""
+    ms, steps, texts = row["ms_per_token"], row.get("num_steps"), row.get("num_verified")
+    cells = [name, str(row["nodes"] or ""), str(row["at_once"]), *(f"{f(ms):.3f}" for f in (median, min, max))]
+    cells.append(f"{row['ms_per_step']:.2f}" if steps else "")
+    if not texts:
+        return [*cells, "", "", "", ""]
+    cells += [f"{row[key] / steps:.2f}" for key in ("pass_ms", "draft_ms")]
+    return [*cells, *(f"{1 + row[key] / texts:.2f}" for key in ("num_draft_tokens", "num_accepted_tokens"))]
+
+
+def _is_dummy(name: str) -> bool:
+    return "load_format" in ENGINES[name].arguments
+
+
+def _has_trees(name: str) -> bool:
+    speculation = ENGINES[name].speculation
+    return speculation is not None and speculation["method"] == "treespec"
 
 
 def _same(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> int:
