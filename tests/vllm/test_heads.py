@@ -25,8 +25,8 @@ from treespec.testing import enumerate_continuations, g_test, uncached
 from treespec.tree import TreeBatch
 from treespec.tree.history import History
 from treespec.vllm import heads
-from treespec.vllm.cpu_products import pack_products
 from treespec.vllm.drafting import EAGER_STEPS, Drafting, ServedRow
+from treespec.vllm.head_products import pack_products
 from treespec.vllm.heads import FeaturePages, ServedHead, load_served_head
 from treespec.vllm.options import Options
 

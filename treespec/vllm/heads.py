@@ -21,7 +21,7 @@ from treespec.heads.files.checkpoint import read_checkpoint
 from treespec.heads.files.fitting import check_target, fused_layers, shipped_head
 from treespec.protocols import Session, VerifiedStep
 from treespec.tree import pad_rows
-from treespec.vllm.cpu_products import pack_products
+from treespec.vllm.head_products import pack_products
 
 MOST_READ = 2048
 """The most tokens before the end that the head reads of a request that joins with a longer text."""

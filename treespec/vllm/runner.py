@@ -85,7 +85,8 @@ class TreeRunner:
             slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu
             self.positions[tokens] = positions.to(self.positions.dtype)
             slot_mapping[tokens] = slots.to(slot_mapping.dtype)
-            self._set_segments(PassSegments.from_plan(plan, int(num_scheduled_tokens.sum()), self.device))
+            copies, rewrites = (torch.from_numpy(pair).to(self.device) for pair in (plan.block_copies, plan.rewrites))
+            self._set_segments(PassSegments(plan, int(counts.sum()), copies, rewrites))
         return result
 
     def _set_segments(self: Any, segments: PassSegments | None) -> None:
