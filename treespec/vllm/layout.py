@@ -18,15 +18,14 @@ from treespec.vllm.segments import SegmentPlan, StepTrees, plan_segments
 class Step:
     """One pass: its trees, their segments, and what came of them.
 
-    `plan` is None where nothing was drafted. `num_prompt`: tokens of chunks of prompts. `began`: in seconds of
-    `perf_counter`. `logits` [M, V], of request i from row `starts[i]` on.
+    `plan` is None where nothing was drafted. `num_prompt`: tokens of chunks of prompts. `logits` [M, V], of request i
+    from row `starts[i]` on.
     """
 
     trees: TreeBatch
     plan: SegmentPlan | None
     flat: StepTrees
     num_prompt: int
-    began: float = 0.0
     verdicts: Sequence[Verdict] = ()
     logits: Tensor | None = None
     starts: Sequence[int] = ()
