@@ -68,12 +68,7 @@ class Drafting:
     """
 
     def __init__(
-        self,
-        options: Options,
-        vocab_size: int,
-        seed: int = 0,
-        head: ServedHead | None = None,
-        is_on_host: bool = True,
+        self, options: Options, vocab_size: int, seed: int = 0, head: ServedHead | None = None, is_on_host: bool = True
     ) -> None:
         """head: with its pages; `is_on_host`: the target runs on the CPU, where passes over more tokens cost more."""
         self.drafter, self._head, policy = make_drafter(options, head), head, options.policy

@@ -19,7 +19,6 @@ METHOD = "treespec"
 HEAD = "head"
 DRAFTERS = ("recycling", "suffix", "merge", HEAD)
 TREE_KEYS = ("tree", "speculative_token_tree")
-NUM_SPECULATIVE_TOKENS = 15
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Options:
         num_speculative_tokens: the most draft tokens of a request in one step.
         drafter: "recycling", "suffix", "head", "merge" (both lookups, and the head if there is one), or "module:Class"
             for a `ServingDrafter` of your own, which is made without arguments.
-        head: a folder with an EAGLE-3 head, or the name of one that ships with treespec.
+        head: a folder with an EAGLE-3 head, the name of one that ships with treespec, or one of the hub.
         tree: "auto" drafts as many nodes as measured pass times and values say are worth it; a number drafts up to this
             many nodes, root included, at every step; a list of rank paths or its literal is a fixed shape.
         verification: "auto" or the name of a lossless rule.
@@ -40,7 +39,7 @@ class Options:
     rule for chains with another tree.
     """
 
-    num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS
+    num_speculative_tokens: int = 15
     drafter: str = "merge"
     tree: int | str | Sequence[Sequence[int]] = AUTO
     verification: str = AUTO
@@ -89,12 +88,9 @@ class Options:
         if "speculative_token_tree" in options:
             options["tree"] = options.pop("speculative_token_tree")
         if "num_speculative_tokens_per_batch_size" in options:
-            raise ConfigError(
-                "num_speculative_tokens_per_batch_size is not served: tree='auto', the default, chooses the number of "
-                "draft tokens by the batch; leave it out, or give num_speculative_tokens, the most of a request"
-            )
-        unknown = sorted(set(options) - set(names))
-        if unknown:
+            by_batch = "tree='auto', the default, chooses the number of draft tokens by the batch"
+            raise ConfigError(f"num_speculative_tokens_per_batch_size is not served: leave it out, as {by_batch}")
+        if unknown := sorted(set(options) - set(names)):
             raise ConfigError(f"method 'treespec' does not know {', '.join(unknown)}; it knows {', '.join(names)}")
         if "tree" in options and "num_speculative_tokens" not in options and options["tree"] != AUTO:
             options["num_speculative_tokens"] = max(_num_nodes(options["tree"]) - 1, 1)

@@ -39,6 +39,8 @@ class TreeRunner:
     def __init__(self: Any, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)  # pyright: ignore[reportCallIssue]
         self._tree_options = options_of(self.vllm_config)
+        # Where a reasoning parser decides at which token a grammar begins, masks are vLLM's, of chains.
+        self._masks_chains = bool(self.vllm_config.structured_outputs_config.reasoning_parser)
         self._head: ServedHead | None = None
         streams = Streams(self.model_config.seed or 0)
         self._verifier = StepVerifier(self._tree_options.verification, streams, self.sampler)
@@ -98,13 +100,10 @@ class TreeRunner:
         batch.generators.clear()  # Seeds have `Streams`; vLLM would set back these after a chunk, which a CPU's cannot.
         requests = [self.requests[request] for request in batch.req_ids[: batch.num_reqs]]
         starts = np.cumsum([0, *(count + 1 for count in metadata.num_draft_tokens)])[:-1].tolist()
-        outputs = Outputs(
-            params=[request.sampling_params for request in requests],
-            outputs=[request.output_token_ids for request in requests],
-            starts=starts,
-            is_discarded=self.discard_request_mask.np[: len(requests)],
-        )
-        step.verdicts = self._verifier.verify(step.trees, logits, outputs, batch.sampling_metadata)
+        params = [request.sampling_params for request in requests]
+        outputs = [request.output_token_ids for request in requests]
+        asked = Outputs(params, outputs, starts, self.discard_request_mask.np[: len(requests)])
+        step.verdicts = self._verifier.verify(step.trees, logits, asked, batch.sampling_metadata)
         step.logits, step.starts = logits, starts
         self._bring_home(step)
         width = metadata.max_spec_len + 1
@@ -136,11 +135,6 @@ class TreeRunner:
     def _has_grammar(self: Any, name: str) -> bool:
         request = self.requests.get(name)  # It may have left since it was drafted for.
         return request is not None and request.sampling_params.structured_outputs is not None
-
-    @property
-    def _masks_chains(self: Any) -> bool:
-        """Where a reasoning parser decides at which token a grammar begins, masks are vLLM's, of chains."""
-        return bool(self.vllm_config.structured_outputs_config.reasoning_parser)
 
     def _input_fits_in_drafter(self: Any, common_attn_metadata: Any) -> bool:
         """Always: every tree ends where its request must."""
@@ -206,17 +200,9 @@ class TreeRunner:
                 continue
             request, length = self.requests[request_id], int(batch.num_tokens_no_spec[number])
             most = request.sampling_params.max_tokens or self.max_model_len
-            rows.append(
-                ServedRow(
-                    request=request_id,
-                    tree_row=number,
-                    verdict=step.verdicts[number],
-                    emitted=list(tokens),
-                    text=lambda number=number, length=length: batch.token_ids_cpu[number, :length].tolist(),
-                    length=length,
-                    room=min(most - len(request.output_token_ids), self.max_model_len - length),
-                )
-            )
+            room = min(most - len(request.output_token_ids), self.max_model_len - length)
+            text = batch.token_ids_cpu[number, :length].tolist
+            rows.append(ServedRow(request_id, number, step.verdicts[number], list(tokens), text, length, room))
         return rows
 
     def _trees_for(self: Any, rows: Sequence[ServedRow]) -> tuple[TreeBatch, list[int]]:
