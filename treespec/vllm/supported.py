@@ -17,7 +17,7 @@ def check_config(config: VllmConfig) -> None:
     parallel, model, compilation = config.parallel_config, config.model_config, config.compilation_config
     refused = {
         "the V2 model runner: set VLLM_USE_V2_MODEL_RUNNER=0": config.use_v2_model_runner,
-        "pipeline parallelism: set tensor_parallel_size in its place": parallel.pipeline_parallel_size > 1,
+        "pipeline parallelism: set tensor_parallel_size instead": parallel.pipeline_parallel_size > 1,
         "context parallelism: set decode_context_parallel_size=1": parallel.decode_context_parallel_size > 1,
         "context parallelism: set prefill_context_parallel_size=1": parallel.prefill_context_parallel_size > 1,
         "dual batch overlap: leave it out": parallel.use_ubatching,
