@@ -68,17 +68,20 @@ def num_requests(at_once: int) -> int:
 def server(speculation: dict[str, Any] | None, at_once: int) -> Iterator[int]:
     """The port of a server for so many requests at once, which ends with the context."""
     given = ["--max-model-len", "1024", "--max-num-seqs", str(at_once), "--kv-cache-memory-bytes", str(1 << 29)]
-    with running(given, speculation, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as (port, _):
+    with running(given, speculation, log=subprocess.DEVNULL) as (port, _):
         yield port
 
 
 @contextmanager
 def running(
-    given: list[str], speculation: dict[str, Any] | None, more: Mapping[str, str] = MappingProxyType({}), **streams: int
+    given: list[str],
+    speculation: dict[str, Any] | None,
+    more: Mapping[str, str] = MappingProxyType({}),
+    log: int | None = None,
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """The port and the process of a server of `MODEL`; all its processes end with the context.
 
-    `given`: arguments; `more`: variables of the environment; `streams`: where `subprocess.Popen` writes to.
+    `given`: arguments; `more`: variables of the environment; `log`: where it writes to, see `subprocess.Popen`.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -88,7 +91,9 @@ def running(
         "--dtype", "float32", "--enforce-eager", "--block-size", "32", "--seed", "0", *given,
         *(["--speculative-config", json.dumps(speculation)] if speculation else []),
     ]  # fmt: skip
-    process = subprocess.Popen(command, env={**os.environ, **SERVER, **more}, start_new_session=True, **streams)
+    process = subprocess.Popen(
+        command, env={**os.environ, **SERVER, **more}, start_new_session=True, stdout=log, stderr=log
+    )
     try:
         wait_until_healthy(port, process)
         yield port, process

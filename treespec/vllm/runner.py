@@ -176,13 +176,13 @@ class TreeRunner:
 
     def _draft(self: Any, step: Step, rows: Sequence[ServedRow], pass_ms: float | None) -> dict[str, Draft]:
         """The requests' drafts; none where plain decoding is predicted to be faster."""
+        assert step.logits is not None, "until the step's drafts are made"
         drafting, verified = self._drafting, (rows, step.trees, step.logits, step.starts)
         if drafting.control is not None:
             drafting.report(flat_step(*verified), self._draft_ms, pass_ms)
             self._draft_ms, room = 0.0, max(row.room for row in rows)
             context = int(self.input_batch.num_tokens_no_spec[: self.input_batch.num_reqs].max())
-            unread = drafting.num_unread(rows)
-            if not drafting.control.choose(len(rows), context, room if room > 1 else 0, unread):
+            if not drafting.control.choose(len(rows), context, room if room > 1 else 0, drafting.num_unread(rows)):
                 if step.plan is not None or not drafting.skip(rows):
                     drafting.update(*verified)
                 return {}
