@@ -23,7 +23,6 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from benchmarks.common.prompts import held_out
@@ -76,7 +75,7 @@ def server(speculation: dict[str, Any] | None, at_once: int) -> Iterator[int]:
 def running(
     given: list[str],
     speculation: dict[str, Any] | None,
-    more: Mapping[str, str] = MappingProxyType({}),
+    more: Mapping[str, str] | None = None,
     log: int | None = None,
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """The port and the process of a server of `MODEL`; all its processes end with the context.
@@ -92,7 +91,7 @@ def running(
         *(["--speculative-config", json.dumps(speculation)] if speculation else []),
     ]  # fmt: skip
     process = subprocess.Popen(
-        command, env={**os.environ, **SERVER, **more}, start_new_session=True, stdout=log, stderr=log
+        command, env={**os.environ, **SERVER, **(more or {})}, start_new_session=True, stdout=log, stderr=log
     )
     try:
         wait_until_healthy(port, process)
