@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,29 +65,49 @@ def num_requests(at_once: int) -> int:
 
 @contextmanager
 def server(speculation: dict[str, Any] | None, at_once: int) -> Iterator[int]:
-    """The port of a server, which ends with the context."""
+    """The port of a server for so many requests at once, which ends with the context."""
+    given = ["--max-model-len", "1024", "--max-num-seqs", str(at_once), "--kv-cache-memory-bytes", str(1 << 29)]
+    with running(given, speculation, log=subprocess.DEVNULL) as (port, _):
+        yield port
+
+
+@contextmanager
+def running(
+    given: list[str],
+    speculation: dict[str, Any] | None,
+    more: Mapping[str, str] | None = None,
+    log: int | None = None,
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """The port and the process of a server of `MODEL`; all its processes end with the context.
+
+    `given`: arguments; `more`: variables of the environment; `log`: where it writes to, see `subprocess.Popen`.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL), "--port", str(port),
-        "--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", str(at_once),
-        "--block-size", "32", "--kv-cache-memory-bytes", str(1 << 29), "--seed", "0",
+        "--dtype", "float32", "--enforce-eager", "--block-size", "32", "--seed", "0", *given,
         *(["--speculative-config", json.dumps(speculation)] if speculation else []),
     ]  # fmt: skip
     process = subprocess.Popen(
-        command,
-        env={**os.environ, **SERVER},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        command, env={**os.environ, **SERVER, **(more or {})}, start_new_session=True, stdout=log, stderr=log
     )
     try:
         wait_until_healthy(port, process)
-        yield port
+        yield port, process
     finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it has started."""
+    if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
+    try:
         process.wait(60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def wait_until_healthy(port: int, process: subprocess.Popen[bytes]) -> None:

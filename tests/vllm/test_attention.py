@@ -99,7 +99,7 @@ def test_a_pass_has_the_segments_of_its_own_metadata(plan: Any, monkeypatch: pyt
 
     known = attention.with_segments(PretendedBackend, "a.module.Pretended")
     with_trees, plain = known.get_builder_cls()(), known.get_builder_cls()()
-    with_trees.segments = attention.PassSegments.from_plan(plan, 5, torch.device("cpu"))
+    with_trees.segments = attention.PassSegments(plan, 5, *map(torch.from_numpy, (plan.block_copies, plan.rewrites)))
     built = {"trees": with_trees.build(0, metadata()), "plain": plain.build(0, metadata())}
     assert built["trees"].seq_lens == [7, 8, 3]
     assert built["plain"].seq_lens == [9, 3]

@@ -25,8 +25,8 @@ from treespec.testing import enumerate_continuations, g_test, uncached
 from treespec.tree import TreeBatch
 from treespec.tree.history import History
 from treespec.vllm import heads
-from treespec.vllm.cpu_products import pack_products
 from treespec.vllm.drafting import EAGER_STEPS, Drafting, ServedRow
+from treespec.vllm.head_products import pack_products
 from treespec.vllm.heads import FeaturePages, ServedHead, load_served_head
 from treespec.vllm.options import Options
 
@@ -139,8 +139,12 @@ def test_of_a_long_text_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{"tree": 8, "drafter": "head"}, {"tree": 8}, {}],
-    ids=["head, trees of 8", "merged, trees of 8", "merged, auto"],
+    [
+        {"method": "eagle3", "model": "head", "num_speculative_tokens": 3, "tree": 8},
+        {"method": "treespec", "head": "head", "num_speculative_tokens": 7, "tree": 8},
+        {"method": "treespec", "head": "head", "num_speculative_tokens": 7},
+    ],
+    ids=["vLLM's EAGLE-3, trees of 8", "merged, trees of 8", "merged, auto"],
 )
 def test_requests_come_and_go(folders: tuple[str, str], options: dict[str, Any]) -> None:
     pytest.importorskip("vllm.config")
@@ -148,7 +152,7 @@ def test_requests_come_and_go(folders: tuple[str, str], options: dict[str, Any])
     jobs = {"churn": {"churn": random_requests(150, churn.VOCAB, seed=1), "has_aborts": False}}
     engine = {**ENGINE, "model": model}
     plain = run_jobs({**engine, "num_gpu_blocks_override": 10}, jobs)
-    speculation = {"method": "treespec", "num_speculative_tokens": 7, "head": head, **options}
+    speculation = {name: head if value == "head" else value for name, value in options.items()}
     trees = run_jobs({**engine, "num_gpu_blocks_override": 13, "speculative_config": speculation}, jobs)
     assert trees["churn"]["outputs"] == plain["churn"]["outputs"]
     assert trees["metrics"]["vllm:num_preemptions"] > 0
@@ -237,11 +241,20 @@ class Pretended(torch.nn.Module):
     def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None: ...
 
 
-def test_heads_of_other_models_and_models_without_states_are_refused(tmp_path: Path, folders: tuple[str, str]) -> None:
+def test_heads_of_other_models_and_models_without_states_are_refused(
+    tmp_path: Path, folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(name: str, allow_patterns: list[str]) -> str:
+        raise OSError(f"{name} is not in the cache: {allow_patterns}")
+
+    monkeypatch.setattr(heads, "snapshot_download", offline)
     assert load_served_head(folders[1], Pretended(), "tiny").hidden_layers == (1, 0)
     with pytest.raises(CheckpointError, match="another model"):
         load_served_head(folders[1], Pretended(32), "tiny")
     with pytest.raises(CheckpointError, match="no head for"):
         load_served_head("nothing", Pretended(), "tiny")
+    for name, message in (("an/owner", "no head for 'an/owner'.*; nor can it be fetched"), ("nothing", "no head for")):
+        with pytest.raises(CheckpointError, match=message):
+            heads.find_folder(name)
     with pytest.raises(ConfigError, match="Embedding does not return hidden states"):
         load_served_head(folders[1], torch.nn.Embedding(1, 1), "tiny")

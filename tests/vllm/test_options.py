@@ -58,7 +58,7 @@ def test_errors_say_what_came_and_what_was_expected(config: dict[str, Any], mess
 
 def engine_args(**values: Any) -> SimpleNamespace:
     names = (
-        "speculative_config", "additional_config", "worker_cls", "scheduler_cls", "block_size", "async_scheduling",
+        "speculative_config", "additional_config", "worker_cls", "scheduler_cls", "block_size",
         "disable_hybrid_kv_cache_manager",
     )  # fmt: skip
     return SimpleNamespace(**{**dict.fromkeys(names), "enforce_eager": True, **values})
@@ -100,6 +100,33 @@ def test_the_method_in_capitals_gets_a_hint() -> None:
         configure(engine_args(speculative_config={"method": "Treespec"}), True)
 
 
+@pytest.mark.parametrize(
+    ("tree", "expected"),
+    [
+        ({"tree": 8}, {"num_speculative_tokens": 7}),
+        ({"speculative_token_tree": "[(0,), (1,), (0, 0)]"}, {"num_speculative_tokens": 3}),
+        ({"tree": "auto"}, {"num_speculative_tokens": 5}),
+        ({"tree": 8, "drafter": "merge"}, {"num_speculative_tokens": 7, "drafter": "merge"}),
+    ],
+)
+def test_vllms_eagle3_method_with_a_tree_drafts_by_its_head(tree: dict[str, Any], expected: dict[str, Any]) -> None:
+    given = {"method": "eagle3", "model": "a/head", "num_speculative_tokens": 5, **tree}
+    args = engine_args(speculative_config=given)
+    configure(args, True)
+    assert args.speculative_config == {"model": PROPOSER, "num_speculative_tokens": expected["num_speculative_tokens"]}
+    found = args.additional_config["treespec"]
+    assert {name: found[name] for name in ("drafter", "head")} == {"head": "a/head", "drafter": "head"} | {
+        name: value for name, value in expected.items() if name == "drafter"
+    }
+
+
+@pytest.mark.parametrize("method", ["eagle", "mtp", "draft_model", "ngram", None])
+def test_trees_of_vllms_other_methods_are_refused_with_what_to_write(method: str | None) -> None:
+    given = {"model": "a/head", "tree": 8} | ({"method": method} if method else {})
+    with pytest.raises(ConfigError, match=rf"'method': 'eagle3', 'model': FOLDER, 'tree': 8.* got method {method!r}"):
+        configure(engine_args(speculative_config=given), True)
+
+
 TREES = {"method": "treespec"}
 
 
@@ -120,39 +147,19 @@ def test_what_trees_need_is_set_with_one_line(caplog: pytest.LogCaptureFixture) 
     (line,) = logged(caplog, args)
     assert args.compilation_config.cudagraph_mode is config.CUDAGraphMode.PIECEWISE
     assert given.cudagraph_mode is None
-    assert args.async_scheduling is False
     assert "cudagraph_mode=PIECEWISE" in line
-    assert "async_scheduling=False" in line
     assert args.disable_hybrid_kv_cache_manager is True
     assert "disable_hybrid_kv_cache_manager=True" in line
 
 
-@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE"])
-def test_what_was_asked_for_and_is_served_stays(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL"])
+def test_what_was_asked_for_stays(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     config = pytest.importorskip("vllm.config")
     given = config.CompilationConfig(cudagraph_mode=mode)
-    asked = {"enforce_eager": False, "compilation_config": given, "async_scheduling": False}
-    asked |= {"disable_hybrid_kv_cache_manager": False}
+    asked = {"enforce_eager": False, "compilation_config": given, "disable_hybrid_kv_cache_manager": False}
     args = engine_args(speculative_config=dict(TREES), **asked)
     assert logged(caplog, args) == []
     assert args.compilation_config is given
-
-
-@pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
-def test_full_graphs_by_name_are_refused_with_what_to_write(mode: str) -> None:
-    config = pytest.importorskip("vllm.config")
-    given = config.CompilationConfig(cudagraph_mode=mode)
-    args = engine_args(speculative_config=dict(TREES), enforce_eager=False, compilation_config=given)
-    with pytest.raises(
-        ConfigError, match=re.escape(f'({mode}) cannot: write --compilation-config \'{{"cudagraph_mode"')
-    ):
-        configure(args, False)
-
-
-@pytest.mark.parametrize("is_cpu", [True, False])
-def test_asynchronous_scheduling_by_name_is_refused_with_what_to_write(is_cpu: bool) -> None:
-    with pytest.raises(ConfigError, match="--no-async-scheduling"):
-        configure(engine_args(speculative_config=dict(TREES), async_scheduling=True), is_cpu)
 
 
 def test_registration_wraps_nothing_but_the_way_to_the_method() -> None:
@@ -177,9 +184,14 @@ def test_the_check_of_parameters_is_replaced_where_the_method_is_used(
     pytest.importorskip("vllm.config")
     from vllm import SamplingParams
 
+    from treespec.vllm import supported
+
+    checked: list[Any] = []
+    monkeypatch.setattr(supported, "check_config", checked.append)
     original = SamplingParams._validate_spec_decode
     monkeypatch.setattr(SamplingParams, "_validate_spec_decode", original)
-    plugin._with_trees(lambda args: None, engine_args(speculative_config={"method": "ngram"}))
-    assert SamplingParams._validate_spec_decode is original
-    plugin._with_trees(lambda args: None, engine_args(speculative_config=config))
+    plugin._with_trees(lambda args: "other", engine_args(speculative_config={"method": "ngram"}))
+    assert (SamplingParams._validate_spec_decode, checked) == (original, [])
+    assert plugin._with_trees(lambda args: "made", engine_args(speculative_config=config)) == "made"
     assert hasattr(SamplingParams._validate_spec_decode, "is_treespec")
+    assert checked == ["made"]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from helpers.engines.engine import ENVIRONMENT, MODEL, PROMPTS
+from helpers.engines.engine import MODEL, PROMPTS
+
+from benchmarks.vllm.serve import running
 
 pytest.importorskip("vllm.config")
 openai = pytest.importorskip("openai")
@@ -25,49 +23,17 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not MODEL.is_dir(), reason="SmolLM2 is not converted: make demo"),
 ]
-STARTUP_SECONDS = 400
 SPECULATION = {"method": "treespec", "num_speculative_tokens": 11, "tree": 12, "warm_start": "SmolLM2-135M-Instruct"}
+ENGINE = ["--max-model-len", "160", "--max-num-seqs", "4", "--kv-cache-memory-bytes", str(1 << 28)]
 
 
 @contextmanager
-def server() -> Iterator[tuple[Any, subprocess.Popen]]:
+def server() -> Iterator[tuple[Any, subprocess.Popen[bytes]]]:
     """A client of a server that runs, and the server's process; all its processes end with it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL),
-        "--served-model-name", "model",
-        "--dtype", "float32", "--enforce-eager", "--max-model-len", "160", "--max-num-seqs", "4", "--block-size", "32",
-        "--kv-cache-memory-bytes", str(1 << 28), "--port", str(port), "--speculative-config", json.dumps(SPECULATION),
-    ]  # fmt: skip
-    environment = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    shared = tempfile.TemporaryDirectory()  # Processes share their metrics.
-    environment |= {"PROMETHEUS_MULTIPROC_DIR": shared.name, "VLLM_LOG_STATS_INTERVAL": "1"}
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
-    try:
-        wait_until_healthy(port, process)
-        yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=60), process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-        shared.cleanup()
-
-
-def wait_until_healthy(port: int, process: subprocess.Popen) -> None:
-    end = time.monotonic() + STARTUP_SECONDS
-    while time.monotonic() < end:
-        assert process.poll() is None, "the server has stopped"
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
-            return
-        except OSError:
-            time.sleep(0.5)
-    raise TimeoutError(f"no server within {STARTUP_SECONDS} seconds")
+    with tempfile.TemporaryDirectory() as shared:  # Processes share their metrics.
+        more = {"PROMETHEUS_MULTIPROC_DIR": shared, "VLLM_LOG_STATS_INTERVAL": "1"}
+        with running([*ENGINE, "--served-model-name", "model"], SPECULATION, more) as (port, process):
+            yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=60), process
 
 
 def complete(client: Any, prompt: str, **options: Any) -> str:

@@ -29,9 +29,9 @@ def test_siblings_share_a_draw_and_have_their_own_coins() -> None:
 
 
 def test_seeds_differ() -> None:
-    first, second = (Streams(0).uniforms(chain(4), [seed], [0]) for seed in (1, 2))
-    assert not torch.equal(first[1], second[1])
-    assert not torch.equal(first[0], first[1])
+    found = [Streams(0).uniforms(chain(4), [seed], [0]) for seed in (1, 2, -1, -2, (1 << 63) + 1)]
+    assert len({draw for _, draws in found for draw in draws[0].tolist()}) == 20
+    assert not torch.equal(*found[0])
 
 
 def test_no_draw_comes_twice_in_a_text() -> None:

@@ -20,8 +20,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.version import __version__ as VERSION
 
-from treespec.vllm.attention import with_segments
-from treespec.vllm.cpu_attention import SegmentCPUBackend
+from treespec.vllm.attention import CPU_ATTN, with_segments
 from treespec.vllm.plugin import PROPOSER
 from treespec.vllm.scheduler import TreeScheduler, num_scratch_blocks
 from treespec.vllm.supported import (
@@ -39,7 +38,8 @@ def config(**values: Any) -> SimpleNamespace:
     """A vLLM configuration that is served; names with a dot are of its parts."""
     parts = {
         "parallel_config": {
-            "pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "use_ubatching": False,
+            "pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1,
+            "use_ubatching": False,
         },
         "model_config": {
             "uses_mrope": False, "is_encoder_decoder": False, "use_mla": False, "logprobs_mode": "raw_logprobs",
@@ -73,6 +73,7 @@ def test_this_vllm_and_a_plain_configuration_are_served() -> None:
         ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
         ({"parallel_config__pipeline_parallel_size": 2}, "pipeline parallelism: .* tensor_parallel_size"),
         ({"parallel_config__decode_context_parallel_size": 2}, "context parallelism"),
+        ({"parallel_config__prefill_context_parallel_size": 2}, "context parallelism"),
         ({"parallel_config__use_ubatching": True}, "dual batch overlap"),
         ({"kv_transfer_config": object()}, "KV connectors"),
         ({"model_config__uses_mrope": True}, "M-RoPE"),
@@ -80,13 +81,16 @@ def test_this_vllm_and_a_plain_configuration_are_served() -> None:
         ({"model_config__use_mla": True}, "MLA"),
         ({"model_config__is_hybrid": True}, "recurrent layers"),
         ({"model_config__logprobs_mode": "processed_logprobs"}, "raw_logprobs"),
-        ({"compilation_config__cudagraph_mode": CUDAGraphMode.FULL_AND_PIECEWISE}, "cudagraph_mode to PIECEWISE"),
+        *(
+            ({"compilation_config__cudagraph_mode": mode}, rf"\({mode.name}\).* write --compilation-config '{{\"cudag")
+            for mode in (CUDAGraphMode.FULL, CUDAGraphMode.FULL_DECODE_ONLY, CUDAGraphMode.FULL_AND_PIECEWISE)
+        ),
         ({"compilation_config__use_inductor_graph_partition": True}, "leave out splitting_ops"),
         ({"compilation_config__splitting_ops": ["vllm::unified_attention_with_output"]}, f"name {KV_UPDATE}"),
         ({"model_config__attention_chunk_size": 8192}, "Llama 4"),
         ({"model_config__rswa_window": 128}, "reference sliding window"),
         ({"cache_config__kv_sharing_fast_prefill": True}, "kv_sharing_fast_prefill"),
-        ({"scheduler_config__async_scheduling": True}, "asynchronous scheduling"),
+        ({"scheduler_config__async_scheduling": True}, "asynchronous scheduling.* --no-async-scheduling"),
     ],
 )
 def test_configurations_are_refused_by_name(change: dict[str, Any], message: str) -> None:
@@ -102,9 +106,9 @@ def test_without_graphs_any_way_of_compiling_is_served() -> None:
 def test_our_worker_alone_is_refused() -> None:
     trees = SimpleNamespace(model=PROPOSER, method="custom_class")
     for speculation, scheduler, message in (
-        (None, TreeScheduler, "got none"),
-        (SimpleNamespace(model="ngram", method="ngram"), TreeScheduler, "got 'ngram'"),
-        (trees, Scheduler, "TreeScheduler', got Scheduler"),
+        (None, TreeScheduler, "got None and TreeScheduler"),
+        (SimpleNamespace(model="ngram", method="ngram"), TreeScheduler, "got ngram and TreeScheduler"),
+        (trees, Scheduler, "TreeScheduler', got treespec.vllm.Proposer and Scheduler"),
     ):
         found = SimpleNamespace(get_scheduler_cls=lambda scheduler=scheduler: scheduler)
         with pytest.raises(ConfigError, match=message):
@@ -174,7 +178,7 @@ def test_what_is_missing_is_named(path: str) -> None:
 
 def test_caches_of_several_groups_or_split_blocks_are_refused() -> None:
     group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=32))
-    assert check_cache(SimpleNamespace(kv_cache_groups=[group]), [32]) == 32
+    check_cache(SimpleNamespace(kv_cache_groups=[group]), [32])
     with pytest.raises(UnsupportedModeError, match=r"several groups of KV caches: .*--disable-hybrid-kv-cache-manager"):
         check_cache(SimpleNamespace(kv_cache_groups=[group, group]), [32, 32])
     with pytest.raises(UnsupportedModeError, match="splits"):
@@ -182,21 +186,23 @@ def test_caches_of_several_groups_or_split_blocks_are_refused() -> None:
 
 
 def test_attention_backends_without_segments_are_refused() -> None:
-    check_backends([SegmentCPUBackend])
+    check_backends([CPU_ATTN])
     with pytest.raises(UnsupportedModeError, match=r"attention CPU_ATTN \(CPUAttentionBackend\)"):
-        check_backends([SegmentCPUBackend, CPUAttentionBackend])
+        check_backends([CPU_ATTN, CPUAttentionBackend])
 
 
 def test_backends_are_importable_by_what_they_say_of_themselves() -> None:
+    with pytest.raises(ImportError, match="NO_SUCH"):
+        from treespec.vllm.attention import NO_SUCH  # pyright: ignore[reportAttributeAccessIssue]  # noqa: F401
     # As vLLM does on CUDA; it also groups layers by these names.
-    assert SegmentCPUBackend.full_cls_name() == ("treespec.vllm.cpu_attention", "SegmentCPUBackend")
+    assert CPU_ATTN.full_cls_name() == ("treespec.vllm.attention", "CPU_ATTN")
     assert with_segments(CPUAttentionBackend, "a.module.Other").full_cls_name() == ("a.module", "Other")
 
 
 def test_what_vllm_derives_from_our_backends_is_refused() -> None:
     from vllm.model_executor.layers.attention.chunked_local_attention import create_chunked_local_attention_backend
 
-    derived = create_chunked_local_attention_backend(SegmentCPUBackend, 64)
+    derived = create_chunked_local_attention_backend(CPU_ATTN, 64)
     with pytest.raises(UnsupportedModeError, match="ChunkedLocalAttention"):
         check_backends([derived])
 

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 from vllm.forward_context import get_forward_context
+from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from treespec.vllm.segments import SegmentPlan
 from treespec.vllm.supported import refuse
 
 
-@dataclass(frozen=True)
-class PassSegments:
-    """The segments of one pass, whose flat batch has `num_tokens`; its copies are those of the plan, on the device."""
+class PassSegments(NamedTuple):
+    """The segments of one pass, whose flat batch has `num_tokens`; the plan's copies are on the device of the cache."""
 
     plan: SegmentPlan
     num_tokens: int
     block_copies: Int[Tensor, "2 M"]
     rewrites: Int[Tensor, "2 M"]
 
-    @classmethod
-    def from_plan(cls, plan: SegmentPlan, num_tokens: int, device: torch.device) -> PassSegments:
-        """Those of a plan, on the device of the cache."""
-        copies, rewrites = (torch.from_numpy(pair).to(device) for pair in (plan.block_copies, plan.rewrites))
-        return cls(plan, num_tokens, copies, rewrites)
+
+@functools.cache
+def __getattr__(name: str) -> Any:
+    """vLLM's backend of this name, such as `CPU_ATTN` or `FLASH_ATTN`, with segments: vLLM imports it from here."""
+    if name not in AttentionBackendEnum.__members__:
+        raise AttributeError(f"vLLM has no attention backend {name}")
+    return with_segments(resolve_obj_by_qualname(AttentionBackendEnum[name].value), f"{__name__}.{name}")
 
 
 def with_segments(backend: Any, path: str) -> Any:
@@ -36,7 +39,7 @@ def with_segments(backend: Any, path: str) -> Any:
     Its cache must be indexed by blocks first.
 
     Args:
-        path: module and name under which the result is kept: on CUDA vLLM imports it by what the class says of itself.
+        path: module and name under which vLLM finds the result: on CUDA it imports what the class says of itself.
     """
     builder_base, impl_base = backend.get_builder_cls(), backend.get_impl_cls()
 

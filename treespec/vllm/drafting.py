@@ -68,12 +68,7 @@ class Drafting:
     """
 
     def __init__(
-        self,
-        options: Options,
-        vocab_size: int,
-        seed: int = 0,
-        head: ServedHead | None = None,
-        is_on_host: bool = True,
+        self, options: Options, vocab_size: int, seed: int = 0, head: ServedHead | None = None, is_on_host: bool = True
     ) -> None:
         """head: with its pages; `is_on_host`: the target runs on the CPU, where passes over more tokens cost more."""
         self.drafter, self._head, policy = make_drafter(options, head), head, options.policy
@@ -114,11 +109,14 @@ class Drafting:
         kept = [row for row in rows if row.request in known]
         kept = [replace(row, emitted=[*missed.get(row.request, ()), *row.emitted]) for row in kept]
         joined = [row for row in rows if row.request not in known]
-        self._keep([known[row.request] for row in kept])
+        numbers = [known[row.request] for row in kept]
+        if numbers != list(range(len(known))):
+            self._history.select_rows(numbers)
+            self.drafter.select_rows(numbers)
         for number, row in enumerate(kept):
             self._history.append(number, row.emitted)
         if kept:
-            self.drafter.update(_flat_step(kept, trees, logits, starts))
+            self.drafter.update(flat_step(kept, trees, logits, starts))
         if joined:
             self._history.add_rows([row.text() for row in joined])
             self.drafter.add_rows(len(joined))
@@ -178,11 +176,6 @@ class Drafting:
             trees = trees.limit_depth(rooms)
         return depth_first(trees)
 
-    def _keep(self, rows: list[int]) -> None:
-        if rows != list(range(len(self.requests))):
-            self._history.select_rows(rows)
-            self.drafter.select_rows(rows)
-
 
 def make_drafter(options: Options, head: ServedHead | None = None) -> ServingDrafter:
     """The drafter of these options, with the tables of the warm start, and with this head.
@@ -199,15 +192,13 @@ def make_drafter(options: Options, head: ServedHead | None = None) -> ServingDra
                 "select_rows and add_rows"
             )
         return drafter
-    warm = None if options.warm_start is None else _warm_start(options.warm_start)
+    name = options.warm_start
+    load = WarmStart.load if name and name.endswith(".safetensors") else WarmStart.shipped
+    warm = load(name) if name is not None else None
     recycling = TokenRecycling() if warm is None else warm.recycling()
     suffix = SuffixLookup(store=SuffixStore()) if warm is None else warm.suffix()
     single = {"recycling": recycling, "suffix": suffix, "head": head}
     return single.get(options.drafter) or Merge([recycling, suffix] if head is None else [head, recycling, suffix])
-
-
-def _warm_start(name: str) -> WarmStart:
-    return WarmStart.load(name) if name.endswith(".safetensors") else WarmStart.shipped(name)
 
 
 def _import(path: str) -> Callable[[], object]:
@@ -218,18 +209,15 @@ def _import(path: str) -> Callable[[], object]:
         raise ConfigError(f"drafter {path!r} cannot be imported: {error}") from error
 
 
-def _flat_step(
+def flat_step(
     rows: Sequence[ServedRow], trees: TreeBatch, logits: Float[Tensor, "M V"], starts: Sequence[int]
 ) -> FlatStep:
+    """These rows of a step; see `Drafting.update`."""
     chosen = trees.select_rows([row.tree_row for row in rows])
-    firsts, sizes = [starts[row.tree_row] for row in rows], chosen.num_nodes.tolist()
-    return FlatStep(
-        trees=chosen,
-        verdicts=[row.verdict for row in rows],
-        scores=Scores(logits),
-        emitted=[row.emitted for row in rows],
-        nodes=[node for first, size in zip(firsts, sizes, strict=True) for node in range(first, first + size)],
-    )
+    nodes = [
+        starts[row.tree_row] + node for row, n in zip(rows, chosen.num_nodes.tolist(), strict=True) for node in range(n)
+    ]
+    return FlatStep(chosen, [row.verdict for row in rows], Scores(logits), [row.emitted for row in rows], nodes)
 
 
 class _NoProcessors(NoProcessors):

@@ -76,12 +76,13 @@ def scheduled_trees(
         roots: the requests' last tokens.
         scheduled: the draft tokens that follow them.
     """
-    chosen = [_scheduled(*row) for row in zip(drafts, roots, scheduled, strict=True)]
-    first = next((draft.trees for draft, _ in chosen if draft is not None), None)
-    if first is not None and all(draft is not None and draft.trees is first for draft, _ in chosen):
-        rows = [draft.row for draft, _ in chosen if draft is not None]
-        return first_nodes(first.select_rows(rows), [len(nodes) for _, nodes in chosen])
-    return TreeBatch.from_trees([_tree(*row) for row in chosen])
+    nodes = [[root, *tokens] for root, tokens in zip(roots, scheduled, strict=True)]
+    pairs = list(zip(drafts, nodes, strict=True))
+    known = [draft if draft and draft.tokens[: len(own)] == own else None for draft, own in pairs]
+    found = [draft for draft in known if draft]
+    if len(found) == len(known) and all(draft.trees is found[0].trees for draft in found):
+        return first_nodes(found[0].trees.select_rows([draft.row for draft in found]), list(map(len, nodes)))
+    return TreeBatch.from_trees([_tree(*pair) for pair in zip(known, nodes, strict=True)])
 
 
 def first_nodes(trees: TreeBatch, sizes: Sequence[int] | int) -> TreeBatch:
@@ -91,15 +92,7 @@ def first_nodes(trees: TreeBatch, sizes: Sequence[int] | int) -> TreeBatch:
     return trees if bool((trees.num_nodes == keep.sum(1)).all()) else trees.keep_nodes(keep)
 
 
-def _scheduled(draft: Draft | None, root: int, tokens: Sequence[int]) -> tuple[Draft | None, list[int]]:
-    """The draft, or None for a chain; the tokens of the nodes."""
-    nodes = [root, *tokens]
-    if draft is not None and draft.tokens[: len(nodes)] == nodes:
-        return draft, nodes
-    return None, nodes[: nodes.index(NO_TOKEN)] if NO_TOKEN in nodes else nodes
-
-
 def _tree(draft: Draft | None, nodes: list[int]) -> TokenTree:
     if draft is None:
-        return TokenTree.chain(nodes)
+        return TokenTree.chain(nodes[: nodes.index(NO_TOKEN)] if NO_TOKEN in nodes else nodes)
     return first_nodes(draft.trees.select_rows([draft.row]), len(nodes)).trees[0]

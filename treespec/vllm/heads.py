@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub import snapshot_download
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from treespec.errors import ConfigError
+from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.drafting.unread_features import MAX_COLUMNS, Pairs, UnreadFeatures
 from treespec.heads.eagle3.drafter import Eagle3
 from treespec.heads.eagle3.module import Eagle3Head
@@ -21,7 +22,7 @@ from treespec.heads.files.checkpoint import read_checkpoint
 from treespec.heads.files.fitting import check_target, fused_layers, shipped_head
 from treespec.protocols import Session, VerifiedStep
 from treespec.tree import pad_rows
-from treespec.vllm.cpu_products import pack_products
+from treespec.vllm.head_products import pack_products
 
 MOST_READ = 2048
 """The most tokens before the end that the head reads of a request that joins with a longer text."""
@@ -189,7 +190,7 @@ class ServedHead(Eagle3):
 def load_served_head(
     name: str, model: Any, target: str, gather: Callable[[Tensor, int], Tensor] = lambda part, dim: part
 ) -> ServedHead:
-    """The head of a folder, or one that ships with treespec, for vLLM's model `target`; without its pages.
+    """The head of a name, see `find_folder`, for vLLM's model `target`; without its pages.
 
     `gather` joins the parts that the ranks have of a weight along a dimension; all ranks call this.
 
@@ -199,17 +200,35 @@ def load_served_head(
     """
     if not hasattr(model, "set_aux_hidden_state_layers"):
         raise ConfigError(f"vLLM's {type(model).__name__} does not return hidden states, which a head reads")
-    folder = Path(name) if Path(name).is_dir() else shipped_head(name)
     language = model.get_language_model() if hasattr(model, "get_language_model") else model
     layers = language.model
     modules = layers.embed_tokens, getattr(language, "lm_head", layers.embed_tokens)
     embedding, lm_head = (_weight(module, gather) for module in modules)
-    head = build_head(read_checkpoint(folder), embedding, lm_head, embedding.dtype, embedding.device)
+    head = build_head(read_checkpoint(find_folder(name)), embedding, lm_head, embedding.dtype, embedding.device)
     check_target(head.config, name, target, embedding.shape[1], [len(embedding)])
     if type(head) is not Eagle3Head:
         raise ConfigError(f"{name} is a {type(head).__name__}: EAGLE-3 heads are served in vLLM")
     pack_products(head)
     return ServedHead(head, fused_layers(head.config, name, len(layers.layers)))
+
+
+def find_folder(name: str) -> Path:
+    """A folder, or that of a head that ships with treespec, or of a repository of the hub, which vLLM's users name.
+
+    Raises `CheckpointError`: there is none.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        return shipped_head(name)
+    except CheckpointError as missing:
+        if "/" not in name:
+            raise
+        try:
+            return Path(snapshot_download(name, allow_patterns=["config.json", "*.safetensors"]))
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(f"{missing}; nor can it be fetched from the hub ({reason})") from error
 
 
 def _weight(module: Any, gather: Callable[[Tensor, int], Tensor]) -> Float[Tensor, "V H"]:

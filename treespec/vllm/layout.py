@@ -18,15 +18,14 @@ from treespec.vllm.segments import SegmentPlan, StepTrees, plan_segments
 class Step:
     """One pass: its trees, their segments, and what came of them.
 
-    `plan` is None where nothing was drafted. `num_prompt`: tokens of chunks of prompts. `began`: in seconds of
-    `perf_counter`. `logits` [M, V], of request i from row `starts[i]` on.
+    `plan` is None where nothing was drafted. `num_prompt`: tokens of chunks of prompts. `logits` [M, V], of request i
+    from row `starts[i]` on.
     """
 
     trees: TreeBatch
     plan: SegmentPlan | None
     flat: StepTrees
     num_prompt: int
-    began: float = 0.0
     verdicts: Sequence[Verdict] = ()
     logits: Tensor | None = None
     starts: Sequence[int] = ()
@@ -50,20 +49,14 @@ def lay_out(
     table, requests = batch.block_table[0], batch.req_ids[: batch.num_reqs]
     scheduled = [scheduled_drafts.get(request, ()) for request in requests]
     num_drafts = np.array(list(map(len, scheduled)), dtype=np.int64)
-    positions = batch.num_computed_tokens_cpu[: len(requests)].astype(np.int64) + counts - 1 - num_drafts
+    before = counts - 1 - num_drafts
+    positions = batch.num_computed_tokens_cpu[: len(requests)].astype(np.int64) + before
     roots = batch.token_ids_cpu[np.arange(len(requests)), positions].tolist()
     is_plain = not num_drafts.any()
     trees = roots_alone(roots) if is_plain else scheduled_trees(list(map(drafts.get, requests)), roots, scheduled)
-    first_tokens = np.cumsum(counts) - counts
-    flat = StepTrees(
-        parents=trees.parents.numpy(),
-        depths=trees.depths.numpy(),
-        first_tokens=first_tokens,
-        roots=first_tokens + counts - 1 - num_drafts,
-        positions=positions,
-        num_drafts=num_drafts,
-    )
-    num_prompt = int((counts - 1 - num_drafts).sum())
+    firsts = np.cumsum(counts) - counts
+    flat = StepTrees(trees.parents.numpy(), trees.depths.numpy(), firsts, firsts + before, positions, num_drafts)
+    num_prompt = int(before.sum())
     if is_plain:
         return Step(trees, None, flat, num_prompt)
     return Step(trees, plan_segments(flat, table.get_numpy_array(), table.block_size, scratch), flat, num_prompt)

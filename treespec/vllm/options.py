@@ -18,7 +18,7 @@ from treespec.verification.rule import Requirements
 METHOD = "treespec"
 HEAD = "head"
 DRAFTERS = ("recycling", "suffix", "merge", HEAD)
-NUM_SPECULATIVE_TOKENS = 15
+TREE_KEYS = ("tree", "speculative_token_tree")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Options:
         num_speculative_tokens: the most draft tokens of a request in one step.
         drafter: "recycling", "suffix", "head", "merge" (both lookups, and the head if there is one), or "module:Class"
             for a `ServingDrafter` of your own, which is made without arguments.
-        head: a folder with an EAGLE-3 head, or the name of one that ships with treespec.
+        head: a folder with an EAGLE-3 head, the name of one that ships with treespec, or one of the hub.
         tree: "auto" drafts as many nodes as measured pass times and values say are worth it; a number drafts up to this
             many nodes, root included, at every step; a list of rank paths or its literal is a fixed shape.
         verification: "auto" or the name of a lossless rule.
@@ -39,7 +39,7 @@ class Options:
     rule for chains with another tree.
     """
 
-    num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS
+    num_speculative_tokens: int = 15
     drafter: str = "merge"
     tree: int | str | Sequence[Sequence[int]] = AUTO
     verification: str = AUTO
@@ -50,9 +50,6 @@ class Options:
         check_count("num_speculative_tokens", self.num_speculative_tokens)
         if not isinstance(self.drafter, str) or (self.drafter not in DRAFTERS and ":" not in self.drafter):
             raise ConfigError(f"drafter must be one of {', '.join(DRAFTERS)} or 'module:Class', got {self.drafter!r}")
-        if self.verification != AUTO and not (self.verification in RULES and RULES[self.verification].is_lossless):
-            lossless = ", ".join([AUTO, *(name for name, rule in RULES.items() if rule.is_lossless)])
-            raise ConfigError(f"verification must be one of {lossless}, got {self.verification!r}")
         for name, value in (("warm_start", self.warm_start), ("head", self.head)):
             if value is not None and not isinstance(value, str):
                 raise ConfigError(f"{name} must be files or a model's name, got {value!r}")
@@ -60,23 +57,24 @@ class Options:
             raise ConfigError("drafter='head' needs head=, a folder or the name of one that ships with treespec")
         if self.head is not None and self.drafter not in (HEAD, "merge"):
             raise ConfigError(
-                f"a head drafts with drafter='head' or 'merge', got {self.drafter!r}: leave out one of them"
+                f"a head drafts with drafter='head' or 'merge', got {self.drafter!r}: leave out one of both"
             )
-        if (
-            self.verification != AUTO
-            and getattr(RULES[self.verification], "requirements", Requirements()).is_chain_only
-            and not self._is_chain
-        ):
-            raise ConfigError(
-                f"rule {self.verification!r} verifies chains only: give a tree of one path, such as "
-                "[(0,), (0, 0), (0, 0, 0)], or another rule"
-            )
-        most = self.num_speculative_tokens + 1
-        if self.policy.max_nodes > most:
-            raise ConfigError(
-                f"the tree has {self.policy.max_nodes} nodes, its root included, which takes num_speculative_tokens="
-                f"{self.policy.max_nodes - 1}; it is {self.num_speculative_tokens}"
-            )
+        nodes, most = self.policy.max_nodes, self.num_speculative_tokens + 1
+        if nodes > most:
+            takes = f"which takes num_speculative_tokens={nodes - 1}; it is {most - 1}"
+            raise ConfigError(f"the tree has {nodes} nodes, its root included, {takes}")
+        if self.verification != AUTO:
+            self._check_rule()
+
+    def _check_rule(self) -> None:
+        rule = RULES.get(self.verification)
+        if rule is None or not rule.is_lossless:
+            lossless = ", ".join([AUTO, *(name for name, rule in RULES.items() if rule.is_lossless)])
+            raise ConfigError(f"verification must be one of {lossless}, got {self.verification!r}")
+        is_chain = isinstance(self.policy, Paths) and not any(map(any, self.policy.paths))
+        if getattr(rule, "requirements", Requirements()).is_chain_only and not is_chain:
+            chain = "give a tree of one path, such as [(0,), (0, 0), (0, 0, 0)], or another rule"
+            raise ConfigError(f"rule {self.verification!r} verifies chains only: {chain}")
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Options:
@@ -85,25 +83,18 @@ class Options:
         Raises `ConfigError`: an unknown key, both names of the tree, or as the class.
         """
         options, names = dict(config), [field.name for field in fields(cls)]
+        if options.keys() >= set(TREE_KEYS):
+            raise ConfigError("give tree or speculative_token_tree, which mean the same, not both")
         if "speculative_token_tree" in options:
-            if "tree" in options:
-                raise ConfigError("give tree or speculative_token_tree, which mean the same, not both")
             options["tree"] = options.pop("speculative_token_tree")
         if "num_speculative_tokens_per_batch_size" in options:
-            raise ConfigError(
-                "num_speculative_tokens_per_batch_size is not served: tree='auto', the default, chooses the number of "
-                "draft tokens by the batch; leave it out, or give num_speculative_tokens, the most of a request"
-            )
-        unknown = sorted(set(options) - set(names))
-        if unknown:
+            by_batch = "tree='auto', the default, chooses the number of draft tokens by the batch"
+            raise ConfigError(f"num_speculative_tokens_per_batch_size is not served: leave it out, as {by_batch}")
+        if unknown := sorted(set(options) - set(names)):
             raise ConfigError(f"method 'treespec' does not know {', '.join(unknown)}; it knows {', '.join(names)}")
         if "tree" in options and "num_speculative_tokens" not in options and options["tree"] != AUTO:
             options["num_speculative_tokens"] = max(_num_nodes(options["tree"]) - 1, 1)
         return cls(**options)
-
-    @property
-    def _is_chain(self) -> bool:
-        return isinstance(self.policy, Paths) and not any(map(any, self.policy.paths))
 
     @property
     def policy(self) -> TreePolicy:
@@ -113,6 +104,31 @@ class Options:
         if isinstance(self.tree, int):
             return BestFirst(_num_nodes(self.tree), child_share=CHILD_SHARE)
         return Paths(self.tree)
+
+
+def asked_of(config: Any) -> dict[str, Any] | None:
+    """The options in a `speculative_config`: those of our method, or of vLLM's EAGLE-3 with a tree; else None.
+
+    The length of vLLM's chain, `num_speculative_tokens`, gives way to the size of the tree.
+
+    Raises `ConfigError`: a tree for another method, or our method's name in capitals.
+    """
+    options = dict(config) if isinstance(config, Mapping) else {}
+    method = options.pop("method", None)
+    if method == METHOD:
+        return options
+    if isinstance(method, str) and method.lower() == METHOD:
+        raise ConfigError(f"vLLM's methods are written in lower case: 'method': {METHOD!r}, got {method!r}")
+    if options.keys().isdisjoint(TREE_KEYS):
+        return None
+    if method != "eagle3" or "model" not in options:
+        raise ConfigError(
+            f"trees are drafted by EAGLE-3 heads, {{'method': 'eagle3', 'model': FOLDER, 'tree': 8}}, and by lookups, "
+            f"{{'method': {METHOD!r}, 'tree': 8}}; got method {method!r}: write one of these, or leave out the tree"
+        )
+    if options.get("tree") != AUTO:
+        options.pop("num_speculative_tokens", None)
+    return {"drafter": HEAD, "head": options.pop("model"), **options}
 
 
 def _num_nodes(tree: Any) -> int:

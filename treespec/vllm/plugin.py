@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from treespec.errors import ConfigError, UnsupportedModeError
-from treespec.vllm.options import METHOD, Options
+from treespec.vllm.options import METHOD, Options, asked_of
 
 logger = logging.getLogger("vllm.treespec")
 
@@ -32,17 +32,17 @@ class Proposer:
     def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
         """Raises `RuntimeError`: the worker is vLLM's own."""
         raise RuntimeError(
-            "treespec drafts in its own worker: set worker_cls='treespec.vllm.worker.TreeCPUWorker' (TreeWorker on "
-            "CUDA) and scheduler_cls='treespec.vllm.scheduler.TreeScheduler', or leave them out and give "
-            "speculative_config={'method': 'treespec', ...}"
+            f"treespec drafts in its own worker: set worker_cls={CPU_WORKER!r} (TreeWorker on CUDA) and scheduler_cls="
+            f"{SCHEDULER!r}, or leave them out and give speculative_config={{'method': 'treespec', ...}}"
         )
 
 
 def register() -> None:
     """What vLLM calls in each of its processes, maybe more than once.
 
-    vLLM has no hook between its arguments and its configuration, so one method is wrapped. The other wrapper waits for
-    the first engine that uses the method.
+    vLLM 0.32 checks a method's name against a fixed list and calls plugins before it has arguments: no hook is called
+    for one method only. So one method is wrapped, which looks at `speculative_config` and does nothing where another
+    method is asked for. The other wrapper waits for the first engine with trees.
     """
     from vllm.engine.arg_utils import EngineArgs
 
@@ -54,55 +54,34 @@ def configure(engine_args: Any, is_cpu: bool) -> None:
 
     What trees need and the user left open is set, with one line in the log.
 
-    Raises `ConfigError`: another worker or scheduler was given, a setting that trees do not serve, or see `Options`.
+    Raises `ConfigError`: another worker or scheduler was given, see `asked_of` and `Options`.
     The same by hand: `worker_cls`, `scheduler_cls`, `speculative_config={"model": "treespec.vllm.Proposer",
     "num_speculative_tokens": n}` and `additional_config={"treespec": {...}}`.
     """
-    given = engine_args.speculative_config
-    method = given.get("method") if isinstance(given, dict) else None
-    if isinstance(method, str) and method != METHOD and method.lower() == METHOD:
-        raise ConfigError(f"vLLM's methods are written in lower case: 'method': {METHOD!r}, got {method!r}")
-    if method != METHOD:
+    if (asked := asked_of(engine_args.speculative_config)) is None:
         return
-    classes = {"scheduler_cls": SCHEDULER, "worker_cls": CPU_WORKER if is_cpu else WORKER}
-    for name, needed in classes.items():
-        if (asked := getattr(engine_args, name)) not in (None, "auto", needed):
-            raise ConfigError(f"method 'treespec' needs {name}={needed!r}, got {asked!r}: leave {name} out")
-    options = Options.from_config({name: value for name, value in given.items() if name != "method"})
+    options = Options.from_config(asked)
+    for name, needed in {"scheduler_cls": SCHEDULER, "worker_cls": CPU_WORKER if is_cpu else WORKER}.items():
+        if (given := getattr(engine_args, name)) not in (None, "auto", needed):
+            raise ConfigError(f"method 'treespec' needs {name}={needed!r}, got {given!r}: leave {name} out")
+        setattr(engine_args, name, needed)
     number = options.num_speculative_tokens
     engine_args.speculative_config = {"model": PROPOSER, "num_speculative_tokens": number}
     engine_args.additional_config = {**(engine_args.additional_config or {}), METHOD: asdict(options)}
-    for name, needed in classes.items():
-        setattr(engine_args, name, needed)
     _set_defaults(engine_args, is_cpu)
 
 
 def _set_defaults(args: Any, is_cpu: bool) -> None:
-    """What trees need, where the user left it open. Raises `ConfigError`: the user asked for something else."""
+    """What trees need, where the user left it open."""
     chosen = []
     if is_cpu:
         args.block_size = args.block_size or CPU_BLOCK
-    elif not args.enforce_eager:
-        mode = args.compilation_config.cudagraph_mode
-        if mode is None:
-            from vllm.config import CUDAGraphMode
+    elif not args.enforce_eager and args.compilation_config.cudagraph_mode is None:
+        from vllm.config import CUDAGraphMode
 
-            args.compilation_config = copy.copy(args.compilation_config)
-            args.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
-            chosen.append("cudagraph_mode=PIECEWISE, as a step has as many sequences as its trees have segments")
-        elif mode.has_full_cudagraphs():
-            raise ConfigError(
-                f"trees change their shape from step to step, which full CUDA graphs ({mode.name}) cannot: write "
-                '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\', or leave cudagraph_mode out'
-            )
-    if args.async_scheduling:
-        raise ConfigError(
-            "trees are drafted from the tokens of the last step, which asynchronous scheduling does not wait for: "
-            "write --no-async-scheduling (async_scheduling=False), or leave it out"
-        )
-    if args.async_scheduling is None:
-        args.async_scheduling = False
-        chosen.append("async_scheduling=False, as drafts are made of the last step's tokens")
+        args.compilation_config = copy.copy(args.compilation_config)
+        args.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
+        chosen.append("cudagraph_mode=PIECEWISE, as a step has as many sequences as its trees have segments")
     if args.disable_hybrid_kv_cache_manager is None:
         args.disable_hybrid_kv_cache_manager = True
         chosen.append("disable_hybrid_kv_cache_manager=True, as layers with and without a window share one block table")
@@ -135,11 +114,16 @@ def _with_trees(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     from vllm.platforms import current_platform
 
     configure(self, current_platform.is_cpu())
-    if isinstance(self.speculative_config, dict) and self.speculative_config.get("model") == PROPOSER:
-        from vllm.sampling_params import SamplingParams
+    if not isinstance(self.speculative_config, dict) or self.speculative_config.get("model") != PROPOSER:
+        return original(self, *args, **kwargs)
+    from vllm.sampling_params import SamplingParams
 
-        _wrap(SamplingParams, "_validate_spec_decode", _with_served_params)
-    return original(self, *args, **kwargs)
+    from treespec.vllm.supported import check_config
+
+    _wrap(SamplingParams, "_validate_spec_decode", _with_served_params)
+    config = original(self, *args, **kwargs)
+    check_config(config)
+    return config
 
 
 def _with_served_params(original: Any, self: Any, speculative_config: Any) -> Any:

@@ -13,10 +13,9 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.envs import VLLM_LOG_STATS_INTERVAL
 from vllm.v1.outputs import SamplerOutput
 
-from treespec.protocols import Scores, VerifiedStep
 from treespec.tree import TreeBatch
 from treespec.vllm.attention import PassSegments
-from treespec.vllm.drafting import Drafting, ServedRow
+from treespec.vllm.drafting import Drafting, ServedRow, flat_step
 from treespec.vllm.drafts import Draft, as_drafts, first_chains, first_nodes
 from treespec.vllm.heads import FeaturePages, ServedHead, load_served_head
 from treespec.vllm.layout import Step, lay_out
@@ -40,11 +39,13 @@ class TreeRunner:
     def __init__(self: Any, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)  # pyright: ignore[reportCallIssue]
         self._tree_options = options_of(self.vllm_config)
+        # Where a reasoning parser decides at which token a grammar begins, masks are vLLM's, of chains.
+        self._masks_chains = bool(self.vllm_config.structured_outputs_config.reasoning_parser)
         self._head: ServedHead | None = None
         streams = Streams(self.model_config.seed or 0)
         self._verifier = StepVerifier(self._tree_options.verification, streams, self.sampler)
         self._draft_ms = 0.0
-        self._reported: tuple[float, set[str], int] | None = None
+        self._last: tuple[float, set[str], int] = 0.0, set(), 0
         self._drafts: dict[str, Draft] = {}
         self._step: Step | None = None
         self.stats = ServingStats()
@@ -75,17 +76,17 @@ class TreeRunner:
 
     def _prepare_inputs(self: Any, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         """vLLM's; then positions and slots of nodes in scratch segments are replaced."""
-        began = perf_counter()
         result = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # pyright: ignore[reportAttributeAccessIssue]
         counts, drafted = num_scheduled_tokens.astype(np.int64), scheduler_output.scheduled_spec_decode_tokens
         self._step = lay_out(self.input_batch, drafted, counts, self._drafts, self._scratch)
-        self._step.began, plan = began, self._step.plan
+        plan = self._step.plan
         if plan is not None and plan.has_segments:
             tokens, positions, slots = (torch.from_numpy(column).to(self.device) for column in plan.moves)
             slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu
             self.positions[tokens] = positions.to(self.positions.dtype)
             slot_mapping[tokens] = slots.to(slot_mapping.dtype)
-            self._set_segments(PassSegments.from_plan(plan, int(num_scheduled_tokens.sum()), self.device))
+            copies, rewrites = (torch.from_numpy(pair).to(self.device) for pair in (plan.block_copies, plan.rewrites))
+            self._set_segments(PassSegments(plan, int(counts.sum()), copies, rewrites))
         return result
 
     def _set_segments(self: Any, segments: PassSegments | None) -> None:
@@ -99,13 +100,10 @@ class TreeRunner:
         batch.generators.clear()  # Seeds have `Streams`; vLLM would set back these after a chunk, which a CPU's cannot.
         requests = [self.requests[request] for request in batch.req_ids[: batch.num_reqs]]
         starts = np.cumsum([0, *(count + 1 for count in metadata.num_draft_tokens)])[:-1].tolist()
-        outputs = Outputs(
-            params=[request.sampling_params for request in requests],
-            outputs=[request.output_token_ids for request in requests],
-            starts=starts,
-            is_discarded=self.discard_request_mask.np[: len(requests)],
-        )
-        step.verdicts = self._verifier.verify(step.trees, logits, outputs, batch.sampling_metadata)
+        params = [request.sampling_params for request in requests]
+        outputs = [request.output_token_ids for request in requests]
+        asked = Outputs(params, outputs, starts, self.discard_request_mask.np[: len(requests)])
+        step.verdicts = self._verifier.verify(step.trees, logits, asked, batch.sampling_metadata)
         step.logits, step.starts = logits, starts
         self._bring_home(step)
         width = metadata.max_spec_len + 1
@@ -138,11 +136,6 @@ class TreeRunner:
         request = self.requests.get(name)  # It may have left since it was drafted for.
         return request is not None and request.sampling_params.structured_outputs is not None
 
-    @property
-    def _masks_chains(self: Any) -> bool:
-        """Where a reasoning parser decides at which token a grammar begins, masks are vLLM's, of chains."""
-        return bool(self.vllm_config.structured_outputs_config.reasoning_parser)
-
     def _input_fits_in_drafter(self: Any, common_attn_metadata: Any) -> bool:
         """Always: every tree ends where its request must."""
         return common_attn_metadata is not None
@@ -151,59 +144,50 @@ class TreeRunner:
         self: Any, output: Any, emitted: Any, sampling: Any, hidden: Any, last_hidden: Any, states: Any, *args: Any
     ) -> list[list[int]]:
         """Learn what became of the step's trees, and draft for the next one."""
-        step, began = self._step, perf_counter()
-        rows = self._served_rows(step, emitted)
-        self._forget(rows)
+        step, rows = self._step, self._served_rows(self._step, emitted)
+        gone = (self._drafts.keys() - self.requests.keys()) | {row.request for row in rows}  # Those were verified.
+        self._drafts = {name: draft for name, draft in self._drafts.items() if name not in gone}
         if self._head is not None:
-            self._keep_features(step, states)
+            columns, positions, numbers = step.flat.kept([verdict.path for verdict in step.verdicts])
+            tables = self.input_batch.block_table[0].get_numpy_array()[numbers]
+            self._head.keep(states, columns, tables, positions)
         if not rows:
             return [[] for _ in emitted]
-        ranks = get_tp_group()
-        drafts = ranks.broadcast_object(self._draft(step, rows) if ranks.is_first_rank else None)
+        ranks, pass_ms = get_tp_group(), self._pass_ms(step, rows)
+        drafts = ranks.broadcast_object(self._draft(step, rows, pass_ms) if ranks.is_first_rank else None)
         self._drafts |= drafts
-        end = perf_counter()
-        numbers = [row.tree_row for row in rows]
-        self.stats.record(step.trees, step.verdicts, numbers)
-        self.stats.pass_ms += 1e3 * (began - step.began)
-        self.stats.draft_ms += 1e3 * (end - began)
+        self.stats.record(step.trees, step.verdicts, [row.tree_row for row in rows])
+        self.stats.pass_ms += pass_ms or 0.0
+        self.stats.draft_ms += self._draft_ms
         if ranks.is_first_rank:
-            self.stats.report(end, VLLM_LOG_STATS_INTERVAL)
+            self.stats.report(perf_counter(), VLLM_LOG_STATS_INTERVAL)
         step.logits = None
         return [drafts[request].tokens[1:] if request in drafts else [] for request in self.input_batch.req_ids]
 
-    def _learn(self: Any, step: Step, rows: Sequence[ServedRow]) -> None:
-        """Report to the control what became of the step's trees, and the time since the last report but its draft's.
+    def _pass_ms(self: Any, step: Step, rows: Sequence[ServedRow]) -> float | None:
+        """The time since the last step's tokens were known but its draft's: all of a step, vLLM's scheduler included.
 
-        That is everything that a step takes, vLLM's scheduler included. It is left out where a prompt was read, and
-        where no request was in both steps, as the engine may have been idle.
+        None where a prompt was read, and where no request was in both steps, as the engine may have been idle.
         """
-        before = self._reported
-        if self._drafting.control is None:
-            return
-        now, requests = perf_counter(), {row.request for row in rows}
-        self._reported = now, requests, step.num_prompt
-        is_timed = before and before[2] == step.num_prompt == 0 and not requests.isdisjoint(before[1])
-        trees = step.trees.select_rows([row.tree_row for row in rows])
-        verdicts, emitted = [row.verdict for row in rows], [row.emitted for row in rows]
-        assert step.logits is not None, "until the step's drafts are made"
-        verified = VerifiedStep(trees, verdicts, Scores(step.logits), emitted)
-        ms = 1e3 * (now - before[0]) - self._draft_ms if before and is_timed else None
-        self._drafting.report(verified, self._draft_ms, ms)
+        (began, requests, num_prompt), now = self._last, perf_counter()
+        self._last = now, {row.request for row in rows}, step.num_prompt
+        is_timed = num_prompt == step.num_prompt == 0 and not requests.isdisjoint(self._last[1])
+        return 1e3 * (now - began) - self._draft_ms if is_timed else None
 
-    def _draft(self: Any, step: Step, rows: Sequence[ServedRow]) -> dict[str, Draft]:
+    def _draft(self: Any, step: Step, rows: Sequence[ServedRow], pass_ms: float | None) -> dict[str, Draft]:
         """The requests' drafts; none where plain decoding is predicted to be faster."""
-        self._learn(step, rows)
-        drafting, self._draft_ms = self._drafting, 0.0
+        assert step.logits is not None, "until the step's drafts are made"
+        drafting, verified = self._drafting, (rows, step.trees, step.logits, step.starts)
         if drafting.control is not None:
-            room = max(row.room for row in rows)
+            drafting.report(flat_step(*verified), self._draft_ms, pass_ms)
+            self._draft_ms, room = 0.0, max(row.room for row in rows)
             context = int(self.input_batch.num_tokens_no_spec[: self.input_batch.num_reqs].max())
-            unread = drafting.num_unread(rows)
-            if not drafting.control.choose(len(rows), context, room if room > 1 else 0, unread):
+            if not drafting.control.choose(len(rows), context, room if room > 1 else 0, drafting.num_unread(rows)):
                 if step.plan is not None or not drafting.skip(rows):
-                    drafting.update(rows, step.trees, step.logits, step.starts)
+                    drafting.update(*verified)
                 return {}
         began = perf_counter()
-        drafting.update(rows, step.trees, step.logits, step.starts)
+        drafting.update(*verified)
         drafts = as_drafts(*self._trees_for(rows))
         self._draft_ms = 1e3 * (perf_counter() - began)
         return {row.request: draft for row, draft in zip(rows, drafts, strict=True)}
@@ -216,17 +200,9 @@ class TreeRunner:
                 continue
             request, length = self.requests[request_id], int(batch.num_tokens_no_spec[number])
             most = request.sampling_params.max_tokens or self.max_model_len
-            rows.append(
-                ServedRow(
-                    request=request_id,
-                    tree_row=number,
-                    verdict=step.verdicts[number],
-                    emitted=list(tokens),
-                    text=lambda number=number, length=length: batch.token_ids_cpu[number, :length].tolist(),
-                    length=length,
-                    room=min(most - len(request.output_token_ids), self.max_model_len - length),
-                )
-            )
+            room = min(most - len(request.output_token_ids), self.max_model_len - length)
+            text = batch.token_ids_cpu[number, :length].tolist
+            rows.append(ServedRow(request_id, number, step.verdicts[number], list(tokens), text, length, room))
         return rows
 
     def _trees_for(self: Any, rows: Sequence[ServedRow]) -> tuple[TreeBatch, list[int]]:
@@ -252,14 +228,3 @@ class TreeRunner:
             return np.where(trees.num_nodes.numpy() > 1, most * (most // size + 2), 0)
         positions = self.input_batch.num_tokens_no_spec[[row.tree_row for row in rows]].astype(np.int64) - 1
         return scratch_blocks(trees.parents.numpy(), trees.depths.numpy(), positions, size)
-
-    def _keep_features(self: Any, step: Step, states: Sequence[Tensor]) -> None:
-        """Write what the head reads of all tokens of the step that stay in the texts."""
-        columns, positions, rows = step.flat.kept([verdict.path for verdict in step.verdicts])
-        tables = self.input_batch.block_table[0].get_numpy_array()[rows]
-        self._head.keep(states, columns, tables, positions)
-
-    def _forget(self: Any, rows: Sequence[ServedRow]) -> None:
-        """Drop what belongs to requests that have left, and drafts that were verified."""
-        gone = (self._drafts.keys() - self.requests.keys()) | {row.request for row in rows}
-        self._drafts = {name: draft for name, draft in self._drafts.items() if name not in gone}

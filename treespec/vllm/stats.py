@@ -18,8 +18,7 @@ class ServingStats:
     """Sums over steps of requests; chunks of prompts do not count.
 
     `num_trees`: trees with a branch. `num_cut`: trees for which too few scratch blocks were free, so that chains were
-    drafted.
-    `pass_ms`, `draft_ms`: of whole steps, until their tokens were known, and of learning and drafting after that.
+    drafted. `pass_ms`: of steps that read no prompt, but for their drafts; `draft_ms`: of drafts, on the first rank.
     """
 
     num_steps: int = 0

@@ -51,12 +51,8 @@ class StepVerifier:
     ) -> list[Verdict]:
         device, min_p = scores.device, [param.min_p for param in requests.params]
         least = torch.tensor(min_p, dtype=torch.float32, device=device) if any(min_p) else None
-        target = FlatProbs(
-            scores=scores,
-            numbers=torch.from_numpy(numbers).to(device),
-            requests=torch.tensor(rows, device=device),
-            as_probs=partial(target_probs, sampling=sampling, min_p=least),
-        )
+        as_probs = partial(target_probs, sampling=sampling, min_p=least)
+        target = FlatProbs(scores, torch.from_numpy(numbers).to(device), torch.tensor(rows, device=device), as_probs)
         rule = resolve(self._verification, True, trees)
         lengths, seeds = [len(requests.outputs[row]) for row in rows], [requests.params[row].seed for row in rows]
         coins, draws = self._streams.uniforms(trees, seeds, lengths, rule.name in DRAWS_BY_DEPTH)

@@ -1,20 +1,17 @@
 """Random numbers of requests: a request with a seed draws the same numbers, whatever is drafted for it."""
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from treespec.tree import TreeBatch
 from treespec.verification.dense.scans import Uniforms
 
 DRAWS_BY_DEPTH = frozenset({"target_walk", "token", "block", "recursive", "traversal"})
 """Rules that draw at most one token per depth."""
-BLOCK = 64
-"""How many draws of a request are made at a time."""
+WORDS = 4
+"""Numbers of Philox per value of its counter."""
 
 
 class Streams:
@@ -25,7 +22,7 @@ class Streams:
     """
 
     def __init__(self, seed: int) -> None:
-        self._shared = torch.Generator("cpu").manual_seed(seed)
+        self._shared = _philox(seed, 0)
 
     def uniforms(
         self, trees: TreeBatch, seeds: Sequence[int | None], lengths: Sequence[int], is_by_depth: bool = True
@@ -34,31 +31,17 @@ class Streams:
 
         `is_by_depth`: the rule draws at most one token per depth, see `DRAWS_BY_DEPTH`.
         """
-        coins, draws = _uniform(self._shared, 2, *trees.tokens.shape)
+        coins, draws = self._shared.random((2, *trees.tokens.shape))
         for row, (seed, length) in enumerate(zip(seeds, lengths, strict=True)):
             if seed is not None:
-                coins[row], draws[row] = _uniform(_generator(seed, length), 2, trees.max_nodes)
+                coins[row], draws[row] = _philox(seed, 1, 0, length).random((2, trees.max_nodes))
                 if is_by_depth:
-                    draws[row] = _draws(seed, length, trees.depths[row])
-        return coins, draws
+                    depths = trees.depths[row].numpy()
+                    draws[row] = _philox(seed, 2, length).random(WORDS * (1 + depths.max()))[WORDS * depths]
+        return torch.from_numpy(coins), torch.from_numpy(draws)
 
 
-def _draws(seed: int, length: int, depths: Int[Tensor, "N"]) -> Tensor:
-    first, last = length // BLOCK, (length + int(depths.max())) // BLOCK
-    numbers = torch.cat([_block(seed, number) for number in range(first, last + 1)])
-    return numbers[length + depths - first * BLOCK]
-
-
-@functools.lru_cache(1024)
-def _block(seed: int, number: int) -> Tensor:
-    return _uniform(_generator(seed, number, 1), BLOCK)
-
-
-def _uniform(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.rand(shape, dtype=torch.float64, generator=generator, device="cpu")
-
-
-def _generator(seed: int, *part: int) -> torch.Generator:
-    """That of a part of a request's stream."""
-    state = np.random.SeedSequence([seed % (1 << 64), *part]).generate_state(1, np.uint64)
-    return torch.Generator("cpu").manual_seed(int(state[0] >> np.uint64(1)))
+def _philox(seed: int, part: int, *counter: int) -> np.random.Generator:
+    """A part of a seed's numbers, from any value of the counter on without those before it."""
+    key = np.array([seed % (1 << 64), part], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=[*counter, *[0] * (WORDS - len(counter))]))

@@ -17,10 +17,9 @@ def check_config(config: VllmConfig) -> None:
     parallel, model, compilation = config.parallel_config, config.model_config, config.compilation_config
     refused = {
         "the V2 model runner: set VLLM_USE_V2_MODEL_RUNNER=0": config.use_v2_model_runner,
-        "pipeline parallelism: set pipeline_parallel_size=1 and, for several devices, tensor_parallel_size": (
-            parallel.pipeline_parallel_size > 1
-        ),
-        "context parallelism: set decode_context_parallel_size=1": _is_context_parallel(parallel),
+        "pipeline parallelism: set tensor_parallel_size instead": parallel.pipeline_parallel_size > 1,
+        "context parallelism: set decode_context_parallel_size=1": parallel.decode_context_parallel_size > 1,
+        "context parallelism: set prefill_context_parallel_size=1": parallel.prefill_context_parallel_size > 1,
         "dual batch overlap: leave it out": parallel.use_ubatching,
         "KV connectors: leave kv_transfer_config out": config.kv_transfer_config is not None,
         "models with M-RoPE": model.uses_mrope,
@@ -30,24 +29,27 @@ def check_config(config: VllmConfig) -> None:
         "chunked local attention (Llama 4)": model.attention_chunk_size is not None,
         "reference sliding window attention": model.rswa_window is not None,
         "fast prefill of shared caches: leave kv_sharing_fast_prefill out": config.cache_config.kv_sharing_fast_prefill,
-        "full CUDA graphs: set cudagraph_mode to PIECEWISE": compilation.cudagraph_mode.has_full_cudagraphs(),
+        f"full CUDA graphs ({compilation.cudagraph_mode.name}), as trees change their shape from step to step: write "
+        '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\', or leave cudagraph_mode out': (
+            compilation.cudagraph_mode.has_full_cudagraphs()
+        ),
         f"CUDA graphs that contain the writing of keys and values, which segments change: leave out splitting_ops and "
         f"use_inductor_graph_partition, or name {KV_UPDATE} in splitting_ops": _captures_cache(compilation),
         "processed logprobs: set logprobs_mode to raw_logprobs": model.logprobs_mode.startswith("processed"),
-        "asynchronous scheduling: leave it out": bool(config.scheduler_config.async_scheduling),
+        "asynchronous scheduling, which does not wait for the tokens that trees are drafted from: write "
+        "--no-async-scheduling": bool(config.scheduler_config.async_scheduling),
     }
     for what, is_refused in refused.items():
         refuse(is_refused, what)
 
 
-def check_cache(kv_cache_config: Any, kernel_block_sizes: list[int]) -> int:
-    """The size of a block. Raises `UnsupportedModeError`: a cache of several groups, or of split blocks."""
+def check_cache(kv_cache_config: Any, kernel_block_sizes: list[int]) -> None:
+    """Raises `UnsupportedModeError`: a cache of several groups, or of split blocks."""
     groups = kv_cache_config.kv_cache_groups
     hint = "where layers have windows set disable_hybrid_kv_cache_manager=True (--disable-hybrid-kv-cache-manager)"
     refuse(len(groups) != 1, f"several groups of KV caches: {hint}")
     size = groups[0].kv_cache_spec.block_size
     refuse(kernel_block_sizes != [size], f"blocks of {size} that the attention kernel splits into {kernel_block_sizes}")
-    return size
 
 
 def check_backends(backends: Iterable[Any]) -> None:
@@ -77,8 +79,3 @@ def _captures_cache(compilation: Any) -> bool:
     has_op = KV_UPDATE in (compilation.splitting_ops or ())
     is_partitioned = compilation.use_inductor_graph_partition
     return compilation.cudagraph_mode.has_piecewise_cudagraphs() and bool(is_partitioned or not has_op)
-
-
-def _is_context_parallel(parallel: Any) -> bool:
-    names = ("decode_context_parallel_size", "prefill_context_parallel_size")
-    return any(getattr(parallel, name, 1) > 1 for name in names)

@@ -44,12 +44,9 @@ def missing(table: Mapping[str, Sequence[str]] = TOUCHED) -> list[str]:
         except (ImportError, AttributeError):
             found.append(path)
             continue
-        found += [f"{path}.{name}" for name in names if not _has_one(owner, name.split(" or "))]
+        versions = {name: [one.rstrip(")").split("(") for one in name.split(" or ")] for name in names}
+        found += [f"{path}.{name}" for name, ones in versions.items() if not any(_has(owner, *one) for one in ones)]
     return found
-
-
-def _has_one(owner: Any, names: Sequence[str]) -> bool:
-    return any(_has(owner, *name.rstrip(")").split("(")) for name in names)
 
 
 def _has(owner: Any, name: str, parameters: str | None = None) -> bool:

@@ -62,10 +62,8 @@ def verify_sampled(
     """
     if target.device.type != "cpu":
         return verify_batch(rule, trees, target, coins, draws)
-    rows = zip(trees.trees, coins.tolist(), draws.tolist(), strict=True)
+    chances = map(GivenUniforms, coins.tolist(), draws.tolist())
     return [
-        verify_cut(
-            rule, tree, partial(target.probs, row), partial(target.has_probs, row), GivenUniforms(row_coins, row_draws)
-        )
-        for row, (tree, row_coins, row_draws) in enumerate(rows)
+        verify_cut(rule, tree, partial(target.probs, row), partial(target.has_probs, row), chance)
+        for row, (tree, chance) in enumerate(zip(trees.trees, chances, strict=True))
     ]

@@ -13,6 +13,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from vllm.version import __version__ as VERSION
 
 from treespec.errors import ConfigError
+from treespec.vllm import attention
 from treespec.vllm.plugin import PROPOSER, SCHEDULER
 from treespec.vllm.runner import TreeRunner
 from treespec.vllm.scheduler import TreeScheduler
@@ -22,25 +23,20 @@ from treespec.vllm.touched import check_version
 
 def check_classes(config: VllmConfig) -> None:
     """Raises `ConfigError`: our worker without our proposer or our scheduler, which keeps the scratch blocks back."""
-    speculation = config.speculative_config
-    if speculation is None or speculation.model != PROPOSER:
+    speculation, scheduler = config.speculative_config, config.scheduler_config.get_scheduler_cls()
+    if speculation is None or speculation.model != PROPOSER or not issubclass(scheduler, TreeScheduler):
+        found = f"{speculation and speculation.model} and {scheduler.__name__}"
         raise ConfigError(
-            f"the worker with trees needs speculative_config={{'model': '{PROPOSER}', 'num_speculative_tokens': 15}}, "
-            f"got {'none' if speculation is None else repr(speculation.method)}: give it, or leave worker_cls out"
-        )
-    scheduler = config.scheduler_config.get_scheduler_cls()
-    if not issubclass(scheduler, TreeScheduler):
-        raise ConfigError(
-            f"the worker with trees needs scheduler_cls={SCHEDULER!r}, got "
-            f"{scheduler.__name__}, which would give the scratch blocks to requests"
+            f"the worker with trees needs speculative_config={{'model': {PROPOSER!r}, 'num_speculative_tokens': 15}} "
+            f"and scheduler_cls={SCHEDULER!r}, got {found}: give both, or leave worker_cls out"
         )
 
 
 class WithTrees:
     """Mixin placed before vLLM's worker in the MRO; the worker itself makes a runner with trees."""
 
-    backends: ClassVar[dict[str, str]]
-    """Ours by vLLM's names."""
+    backends: ClassVar[tuple[str, ...]]
+    """Attention by vLLM's names; see `attention.py`."""
     runner: ClassVar[type]
     vllm_config: Any
     model_runner: Any
@@ -51,8 +47,8 @@ class WithTrees:
         check_version(VERSION)
         check_classes(self.vllm_config)
         check_config(self.vllm_config)
-        for name, path in self.backends.items():
-            register_backend(AttentionBackendEnum[name], path)
+        for name in self.backends:
+            register_backend(AttentionBackendEnum[name], f"{attention.__name__}.{name}")
         _cached_get_attn_backend.cache_clear()  # An engine without trees may have been built in this process.
         super().init_device()  # pyright: ignore[reportAttributeAccessIssue]
         if not isinstance(self.model_runner, TreeRunner):  # vLLM's worker on CPUs does not ask for it.
@@ -73,10 +69,7 @@ class TreeModelRunner(TreeRunner, GPUModelRunner):
 class TreeWorker(WithTrees, Worker):
     """The worker on CUDA, which `benchmarks/vllm/cuda.py` compares with plain vLLM on a GPU."""
 
-    backends: ClassVar = {
-        "FLASH_ATTN": "treespec.vllm.cuda_attention.SegmentFlashBackend",
-        "TRITON_ATTN": "treespec.vllm.cuda_attention.SegmentTritonBackend",
-    }
+    backends: ClassVar = ("FLASH_ATTN", "TRITON_ATTN")
     runner = TreeModelRunner
 
 
@@ -90,5 +83,5 @@ if current_platform.is_cpu():
     class TreeCPUWorker(WithTrees, CPUWorker):
         """The worker on a CPU."""
 
-        backends: ClassVar = {"CPU_ATTN": "treespec.vllm.cpu_attention.SegmentCPUBackend"}
+        backends: ClassVar = ("CPU_ATTN",)
         runner = TreeCPUModelRunner

@@ -3,7 +3,7 @@
 The processes are children of one that has imported vLLM.
 
 A job is prompts (texts or token ids), sampling parameters (one mapping, or one per prompt) and, under LoRA, each
-prompt's adapter (a folder, or None); or requests for `churn`.
+prompt's adapter (a folder, or None), or its priority; or requests for `churn`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _run(llm: Any, job: Mapping[str, Any]) -> Any:
     given = job["params"]
     params = _as_params(given) if isinstance(given, dict) else [_as_params(one) for one in given]
     adapters = _as_adapters(job["adapters"]) if "adapters" in job else None
-    requests = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
+    requests = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters, priority=job.get("priorities"))
     return [_result(request, output) for request in requests for output in request.outputs]
 
 
