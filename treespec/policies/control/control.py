@@ -4,7 +4,7 @@ A step's rate is (1 + accepted tokens) / (draft + pass); both sides are estimate
 drafted depends on the past and the output distribution is untouched. Trees are verified whole, but for the selected
 children of a server's requests, which share the nodes of a pass: which ones depends on the draft's probabilities alone.
 
-Axis letters: t numbers of tokens.
+Axis letters: J numbers of nodes, t numbers of tokens.
 """
 
 from __future__ import annotations
