@@ -32,7 +32,7 @@ LEAST_GAIN = 1.03
 SURE_GAIN = 1.1
 """Where drafts gain less, one of `TIMED_DRAFT` steps is plain, as the others do not say what plain steps take."""
 NEARLY = 0.95
-"""Of trees with this share of the best rate the largest is taken: it shows what smaller ones bring."""
+"""The largest tree with this share of the best rate is taken: it shows what smaller ones bring."""
 TIMED_DRAFT = 16
 """The number of a draft that is one size larger, as a single size's time says little of others."""
 FEW_TOKENS = 32
