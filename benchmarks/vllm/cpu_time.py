@@ -32,7 +32,7 @@ ENGINES: dict[str, dict[str, Any] | None] = {
     "lookups": {"method": "treespec", "warm_start": NAME},
     "head and lookups": {"method": "treespec", "warm_start": NAME, "head": NAME},
 }
-CLOCKS = ("treespec.vllm.runner", "treespec.policies.control.parts")
+CLOCKS = ("treespec.vllm.runner",)
 """Where the control reads a clock."""
 
 

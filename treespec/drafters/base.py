@@ -11,7 +11,6 @@ from torch import Tensor
 from treespec.checks import AUTO, ShowsOptions
 from treespec.errors import ConfigError
 from treespec.policies import BestFirst
-from treespec.policies.control import StoppedBestFirst
 from treespec.policies.control.contract import StepControl
 from treespec.policies.heap import State, grow_best_first
 from treespec.protocols import Frontier, History, Session, TreePolicy
@@ -68,10 +67,9 @@ def single_nodes(roots: Int[Tensor, "B"]) -> TreeBatch:
 def can_use_heap(policy: TreePolicy) -> TypeGuard[BestFirst]:
     """Whether a heap on the host grows this policy's trees of candidates, up to the order of equal values.
 
-    It saves a dozen operators per level. A subclass of `BestFirst` may grow other trees; one that stops for the sake of
-    draft passes need not do so here.
+    It saves a dozen operators per level. A subclass of `BestFirst` may grow other trees.
     """
-    if not isinstance(policy, BestFirst) or type(policy) not in (BestFirst, StoppedBestFirst):
+    if not isinstance(policy, BestFirst) or type(policy) is not BestFirst:
         return False
     if policy.children not in (AUTO, SELECTED):
         return False

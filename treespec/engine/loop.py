@@ -188,7 +188,6 @@ class Run:
                     is_chain_only=self.is_chain_only,
                     is_on_host=self.target.device.type == "cpu",
                     is_repeatable=self.is_sampling and self.seed is not None,
-                    is_alone=self.ranks.size == 1,
                 )
             )
 

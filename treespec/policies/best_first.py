@@ -100,22 +100,14 @@ class BestFirst(ShowsOptions):
             nodes = self._frontier(
                 builder, level, level_ranks, grown, self.child_share if children == SELECTED else 1.0
             )
-            least_gain = self._least_gain(children)
-            if least_gain > 0:
-                is_gaining = _best_sum(grown, budget) - _best_sum(ranks, budget) > least_gain
+            if self.min_gain > 0:
+                is_gaining = _best_sum(grown, budget) - _best_sum(ranks, budget) > self.min_gain
                 nodes = np.where(is_gaining, nodes, PADDING_PARENT)
             ranks = grown
             if builder.is_exhausted(nodes):
                 break
         keep = is_among_best(ranks, self.num_nodes)
         return builder.build(keep, is_width_fixed=children == SELECTED)
-
-    def _least_gain(self, children: str) -> float:
-        """What the level just drafted must have gained for another one; called once per draft pass.
-
-        It must be 0 where children are sampled: a stop that depends on their tokens changes the output distribution.
-        """
-        return self.min_gain
 
     def _frontier(
         self,

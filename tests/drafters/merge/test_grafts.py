@@ -9,8 +9,7 @@ from treespec.drafters import DraftModel, Merge, SuffixLookup
 from treespec.drafters.merge.grafts import add_best
 from treespec.drafters.merge.opinion_pool import OpinionPool
 from treespec.drafters.merge.union import UnionTree
-from treespec.policies import BestFirst, Chain, Control
-from treespec.policies.control.contract import CallFacts
+from treespec.policies import BestFirst, Chain
 from treespec.testing import (
     IID,
     MIXED,
@@ -108,18 +107,6 @@ def test_a_drawn_chain_stays_as_it_is():
     assert batch.is_chain
     assert batch.draft_index is not None
     assert batch.draft_index[0].tolist() == [-1, 0, 1, 2]
-
-
-def test_under_a_control_the_passes_of_the_smaller_tree_count():
-    control = Control(max_nodes=16, pass_ms={1: 1.0, 16: 1.1})
-    merge = merged()
-    loop = Loop(merge, PROMPTS[:1], control, seed=3)
-    control.begin(CallFacts(merge, is_sampling=True))
-    for _ in range(4):
-        assert control.choose(1, 12)
-        batch = control.trim(loop.propose())
-        assert control._num_passes() >= 1
-        loop.step(batch)
 
 
 def test_a_greedy_call_selects():

@@ -11,6 +11,7 @@ from treespec import BestFirst, Chain, Control
 from treespec.errors import ConfigError
 from treespec.policies import as_policy
 from treespec.policies.control.contract import CallFacts
+from treespec.policies.control.control import NEARLY
 from treespec.protocols import Proposal, Scores, VerifiedStep
 from treespec.tree import HostTree, TreeBatch, Verdict
 
@@ -238,20 +239,19 @@ def test_on_an_accelerator_it_draws_large_trees_or_nothing_from_the_first_step()
     assert weak.ms / weak.tokens < 1.03 * ACCELERATOR[1]
 
 
-@pytest.mark.parametrize("is_flat", [False, True], ids=["padded", "flat"])
-def test_the_nodes_of_a_pass_are_shared_by_what_they_gain_over_all_rows(is_flat):
-    """No other numbers of nodes are worth more; in a pass without padding rows with poor drafts get none."""
+def test_the_nodes_of_a_pass_are_shared_by_what_they_gain_over_all_rows():
+    """In a pass without padding no other numbers of nodes are worth more; rows with poor drafts get none."""
     rng, num_rows, kept = np.random.default_rng(3), 3, set()
     for _ in range(12):
         control = Control(pass_ms={1: 30.0, 4: 31.0, 7: 45.0, 16: 100.0})
-        control.begin(CallFacts("drafter", is_flat=is_flat))
+        control.begin(CallFacts("drafter", is_flat=True))
         control.choose(num_rows, 100)
         falling = rng.uniform(0.05, 1.0, (num_rows, 1)) * np.sort(rng.random((num_rows, 3)))[:, ::-1]
         trees = [HostTree([0, 1, 2, 3], [-1, 0, 1, 2], [1.0, *row]) for row in falling.tolist()]
         found = control.trim(TreeBatch.from_host_trees(trees)).num_nodes.numpy() - 1
 
         def profit(nodes, control=control, falling=falling):
-            tokens = num_rows + (sum(nodes) if is_flat else num_rows * max(nodes))
+            tokens = num_rows + sum(nodes)
             gains = sum(row[:count].sum() for row, count in zip(falling, nodes, strict=True)) / num_rows
             return gains - control._rate * float(control._learned.passes.predict(np.array([tokens]), num_rows, 100)[0])
 
@@ -259,7 +259,23 @@ def test_the_nodes_of_a_pass_are_shared_by_what_they_gain_over_all_rows(is_flat)
         assert profit(found) == pytest.approx(best, abs=1e-5)
         kept.add(tuple(found.tolist()))
     assert len(kept) > 1
-    assert any(0 in counts and max(counts) for counts in kept) == is_flat
+    assert any(0 in counts and max(counts) for counts in kept)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_trees_of_padded_rows_are_verified_whole(num_rows):
+    """The predicted cut lost more tokens than it saved time."""
+    control = Control(pass_ms=STEEP)
+    control.begin(CallFacts("drafter"))
+    control.choose(num_rows, 100)
+    trees = TreeBatch.from_host_trees([HostTree([0, 1, 2], [-1, 0, 1], [1.0, 0.2, 0.01])] * num_rows)
+    assert control.trim(trees) is trees
+
+
+def test_of_nearly_equal_trees_the_largest_is_taken():
+    """It shows what smaller ones bring; a small one says little of larger ones."""
+    control, rates = Control(), np.array([1.0, 1.5, 1.96, 2.0, 1.97, 1.0])
+    assert control._decide(rates, np.ones(6), 0.0, 100)[0] == 4
 
 
 class UnevenRows(World):
@@ -334,7 +350,7 @@ def test_choices_say_why():
     world = World(Control()).run(30)
     choice = world.control.choice
     assert choice.name in choice.tokens_per_second
-    assert choice.tokens_per_second[choice.name] == max(choice.tokens_per_second.values()) > 1e3 / 30
+    assert choice.tokens_per_second[choice.name] >= NEARLY * max(choice.tokens_per_second.values()) > 1e3 / 30
     assert "times plain" in choice.reason
 
 

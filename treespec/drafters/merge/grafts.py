@@ -15,7 +15,6 @@ from treespec.drafters.base import policy_of_call
 from treespec.drafters.merge.opinion_pool import OpinionPool
 from treespec.drafters.merge.union import UnionTree
 from treespec.policies import BestFirst
-from treespec.policies.control import StoppedBestFirst
 from treespec.protocols import DraftSource, Session
 from treespec.tree import POINT_MASS, HostTree, TreeBatch
 
@@ -39,10 +38,7 @@ class SmallerTrees:
             return policy.grow(source, max_depth)
         smaller = copy(policy)
         smaller.num_nodes = max(policy.num_nodes - self.num_reserved, 1)
-        trees = smaller.grow(source, max_depth)
-        if isinstance(policy, StoppedBestFirst) and isinstance(smaller, StoppedBestFirst):
-            policy.num_passes = smaller.num_passes
-        return trees
+        return smaller.grow(source, max_depth)
 
 
 def graft(drawn: TreeBatch, unions: Sequence[UnionTree], pool: OpinionPool, num_nodes: int) -> TreeBatch:

@@ -13,7 +13,6 @@ from treespec.drafters.merge.union import UnionTree
 from treespec.errors import ConfigError, InvalidTreeError
 from treespec.policies import BestFirst
 from treespec.policies.control.contract import StepControl
-from treespec.policies.control.parts import PartChoice
 from treespec.policies.wrapping import is_chain
 from treespec.protocols import Drafter, FeatureDrafter, ServingDrafter, Session, VerifiedStep
 from treespec.tree import ROOT_PARENT, SELECTED, HostTree, TreeBatch
@@ -29,8 +28,6 @@ class Merge(ShowsOptions):
     outcome: P(right | parent right) is estimated by drafter, depth, sibling rank and confidence, and the drafters'
     weights are learned where they differ. This persists across calls in the attribute `pool`, an `OpinionPool`;
     sampling calls with drawn children learn in a copy of their own.
-
-    Under `tree="auto"` the part whose time is worth more than what it adds is left out of most steps.
 
     The call's policy shapes every drafter's part; under a `Chain` the most valuable path is kept. Where the call
     samples, the drafter with most weights (`num_weights`) draws its children, by default of trees that are smaller by
@@ -59,7 +56,6 @@ class Merge(ShowsOptions):
         weights = [getattr(drafter, "confidence_weight", 1.0) for drafter in drafters]
         self.pool = OpinionPool(weights) if pool is None else deepcopy(pool)
         self._sampling_pool = deepcopy(self.pool)
-        self._part_values = PartChoice(len(self._drafters))
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -88,18 +84,15 @@ class Merge(ShowsOptions):
 
     def propose(self, max_depth: int) -> TreeBatch:
         """See `Drafter`; for errors `read_trees`."""
-        policy, values = self._session.policy, self._part_values
-        price = policy.tokens_per_ms if isinstance(policy, StepControl) else 0.0
-        values.choose(price, self._drawing)
         roots = self._session.history.last_tokens.tolist()
         num_nodes = self._own_num_nodes or policy_of_call(self._session).max_nodes
         nothing = [HostTree([root], [ROOT_PARENT], [1.0]) for root in roots]
         parts, drawn = [nothing] * len(self._drafters), None
-        for part in sorted(set(range(len(parts))) - {values.left_out}, key=lambda part: part == self._drawing):
+        for part in sorted(range(len(parts)), key=lambda part: part == self._drawing):
             is_drawing = part == self._drawing
             if is_drawing:
                 self._smaller.num_reserved = self._num_reserved(parts, num_nodes)
-            batch = values.propose(part, self._drafters[part], max_depth)
+            batch = self._drafters[part].propose(max_depth)
             parts[part] = read_trees(self._drafters[part], batch, is_drawing)
             drawn = batch if is_drawing and batch.draft_probs is not None else None
         self._proposed = [UnionTree(root, trees) for root, *trees in zip(roots, *parts, strict=True)]
@@ -116,25 +109,12 @@ class Merge(ShowsOptions):
 
     def update(self, step: VerifiedStep) -> None:
         """Compare every part's confidence along the emitted tokens with the outcome."""
-        self._examine_part(step)
         for union, emitted in zip(self._proposed, step.emitted, strict=False):
             for siblings, right in union.outcomes(emitted):
                 self._call_pool.update(siblings, right)
         self._proposed = []
         for drafter in self._drafters:
             drafter.update(step)
-
-    def _examine_part(self, step: VerifiedStep) -> None:
-        """Learn what the slowest part added, compared with trees of as many nodes without it."""
-        part = self._part_values.examined
-        if part is None or not self._proposed:
-            return
-        rows = zip(self._proposed, step.trees.num_nodes.tolist(), step.emitted, strict=True)
-        added = [
-            len(emitted) - 1 - union.length_without(part, self._call_pool, num_nodes, emitted)
-            for union, num_nodes, emitted in rows
-        ]
-        self._part_values.update(sum(added) / len(added))
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self._proposed = [self._proposed[b] for b in rows] if self._proposed else []

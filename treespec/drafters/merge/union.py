@@ -20,31 +20,14 @@ class UnionTree:
         for voter, tree in enumerate(trees):
             self._add(voter, tree)
 
-    def values(self, pool: OpinionPool, without: int | None = None) -> list[float]:
-        """The probability that a node's whole path is right, never rising along a path.
-
-        `without`: as if this drafter had not voted; 0 for nodes that it alone has.
-        """
-        values = [1.0] + [0.0] * (len(self.tokens) - 1)
-        for node in range(len(self.tokens)):
-            children = self._voted_children(node, without)
-            if children and values[node] > 0:
-                for child, prob in zip(children, pool.probs(self._group(node, without)), strict=True):
+    def values(self, pool: OpinionPool) -> list[float]:
+        """The probability that a node's whole path is right, never rising along a path."""
+        values = [1.0] * len(self.tokens)
+        for node, children in enumerate(self._children):
+            if children:
+                for child, prob in zip(children.values(), pool.probs(self._group(node)), strict=True):
                     values[child] = values[node] * prob
         return values
-
-    def length_without(self, voter: int, pool: OpinionPool, num_nodes: int, emitted: Sequence[int]) -> int:
-        """How many of the emitted tokens the best `num_nodes` nodes would hold, root included, without a drafter."""
-        values = self.values(pool, voter)
-        best = sorted(range(len(values)), key=lambda node: -values[node])[:num_nodes]
-        kept = {node for node in best if values[node] > 0}
-        node = length = 0
-        for token in emitted:
-            node = self._children[node].get(token, -1)
-            if node not in kept:
-                break
-            length += 1
-        return length
 
     def outcomes(self, emitted: Sequence[int]) -> Iterator[tuple[SiblingGroup, int | None]]:
         """The children of every node on the emitted path, pruned ones included, and the number of the right one."""
@@ -95,14 +78,7 @@ class UnionTree:
             ranks[above] += 1
             at.append(child)
 
-    def _voted_children(self, node: int, without: int | None) -> list[int]:
-        """The node's children that another drafter than `without` votes for."""
-        children = list(self._children[node].values())
-        return children if without is None else [child for child in children if self.votes[child].keys() - {without}]
-
-    def _group(self, node: int, without: int | None = None) -> SiblingGroup:
+    def _group(self, node: int) -> SiblingGroup:
         """The node's children. A drafter with none of them ended its draft there: no vote against them."""
-        votes = [self.votes[child] for child in self._voted_children(node, without)]
-        if without is not None:
-            votes = [{voter: vote for voter, vote in each.items() if voter != without} for each in votes]
+        votes = [self.votes[child] for child in self._children[node].values()]
         return SiblingGroup(votes, sorted({voter for vote in votes for voter in vote}), self.depths[node] + 1)

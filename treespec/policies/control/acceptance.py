@@ -21,6 +21,8 @@ MEMORY = 0.98
 """The factor on earlier outcomes per node of a kind, and per drafted step."""
 PRIOR_TRIALS, PRIOR_ACCEPTED = 14.0, 4.0
 """The outcomes that a confidence alone counts for, and the accepted tokens that expectations alone count for."""
+FIRST_GUESS = 0.6
+"""What the best node of a tree is expected to bring before any was drafted; the j-th best one a j-th of it."""
 
 
 class DraftedTree:
@@ -75,20 +77,18 @@ class DraftedTree:
 
 
 class Acceptance:
-    """Expected accepted tokens and draft passes of trees of several sizes.
+    """Expected accepted tokens of trees by their number of nodes.
 
-    It keeps the mean probabilities of the first, second, ... best node of drafted trees, and their passes.
+    It keeps the mean probabilities of the first, second, ... best node of drafted trees, and how often there was one.
 
     Args:
-        num_nodes: the nodes below the root, by candidate.
-        is_chain: a level has one node, where trees double with every pass.
+        most: the most nodes below a root.
     """
 
-    def __init__(self, num_nodes: Sequence[int], is_chain: bool = False) -> None:
-        self._num_nodes, self._known = np.array(num_nodes), Calibration(PRIOR_TRIALS, MEMORY)
-        self._levels = np.maximum(self._num_nodes if is_chain else np.log2(1 + self._num_nodes), 1)
-        self._sums = np.array([0.0, *0.4 * 0.6 ** np.arange(max(num_nodes))])
-        self._passes = self._weight = 1.0  # Draft passes per level; both sums begin as if one step had been seen.
+    def __init__(self, most: int) -> None:
+        self._known = Calibration(PRIOR_TRIALS, MEMORY)
+        self._sums, self._weight = np.array([0.0, *FIRST_GUESS / np.arange(1, most + 1)]), 1.0
+        self._found = np.array([0.0] + [1.0] * most)
         self._accepted = self._predicted = PRIOR_ACCEPTED
         """Accepted tokens per row, and what was expected of the same trees; older ones count less."""
 
@@ -98,15 +98,23 @@ class Acceptance:
         return self._sums.cumsum() * (self._accepted / self._predicted / self._weight)
 
     @property
-    def num_passes(self) -> Float[np.ndarray, "C"]:
-        """Expected draft passes by candidate."""
-        return self._levels * (self._passes / self._weight)
+    def num_nodes(self) -> Float[np.ndarray, "J"]:
+        """Nodes below the root that there will be, by the number that is asked for."""
+        return self._found.cumsum() / self._weight
 
     def read(self, trees: TreeBatch) -> list[DraftedTree]:
         """A step's trees with their probabilities."""
         values = [None] * trees.num_rows if trees.values is None else trees.values.tolist()
         rows = zip(trees.tokens.tolist(), trees.parents.tolist(), values, strict=True)
         return [DraftedTree(*row, self._known) for row in rows]
+
+    def add(self, trees: Sequence[DraftedTree], asked: int) -> None:
+        """Count what a step's trees, of which `asked` nodes below the root were asked for, show of all sizes."""
+        is_full = all(len(tree.order) >= asked for tree in trees)
+        best = sum(tree.best(len(self._sums) - 1, is_full) for tree in trees) / len(trees)
+        self._found[1:] = MEMORY * self._found[1:] + (best > 0)
+        self._sums[1:] = MEMORY * self._sums[1:] + best
+        self._weight = MEMORY * self._weight + 1
 
     def update(self, trees: Sequence[DraftedTree], num_nodes: Sequence[int], emitted: Sequence[Sequence[int]]) -> None:
         """Learn which nodes were right; `num_nodes`: how many of a tree were verified, root included."""
@@ -116,11 +124,3 @@ class Acceptance:
             self._accepted += (len(tokens) - 1) / len(trees)
             self._predicted += sum(tree.probs[node] for node in tree.order[: count - 1]) / len(trees)
             tree.learn(self._known, tokens)
-
-    def add(self, trees: Sequence[DraftedTree], chosen: int, num_passes: int) -> None:
-        """Count what a step's trees, drafted by candidate number `chosen`, show of all."""
-        is_full = all(len(tree.order) >= self._num_nodes[chosen] for tree in trees)
-        best = sum(tree.best(len(self._sums) - 1, is_full) for tree in trees) / len(trees)
-        self._sums[1:] = MEMORY * self._sums[1:] + best
-        self._passes = MEMORY * self._passes + num_passes / float(self._levels[chosen])
-        self._weight = MEMORY * self._weight + 1

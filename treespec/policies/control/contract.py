@@ -35,8 +35,6 @@ class CallFacts:
         drafter: what was learned about acceptance and draft times belongs to it.
         draft_share: the weights that a draft pass reads, as a share of the target's; 0 for lookups.
         is_repeatable: the call must choose as any other call with its seed: from no earlier call, by no clock.
-        is_alone: no other process decodes the same call, see `Ranks` in engine/ranks.py; if one does, only the times
-            of `learn`, on which they agree, may change what is drafted.
         is_flat: passes take the rows' nodes without padding, so that each row may have its own number of them.
     """
 
@@ -46,7 +44,6 @@ class CallFacts:
     is_chain_only: bool = False
     is_on_host: bool = True
     is_repeatable: bool = False
-    is_alone: bool = True
     is_flat: bool = False
 
 
@@ -61,8 +58,6 @@ class StepControl(ABC):
     """The policy that grows this step's trees."""
     choice: Choice
     """The choice of the last step."""
-    tokens_per_ms: float
-    """Predicted for this step, per row: what time is worth. 0 where times must not change what is drafted."""
 
     @property
     @abstractmethod

@@ -1,15 +1,15 @@
 """`Control`: the candidate with the most predicted tokens per second at every step, from measured times and acceptance.
 
 A step's rate is (1 + accepted tokens) / (draft + pass); both sides are estimated from verified steps only, so what is
-drafted depends on the past and the output distribution is untouched. Trees of selected children also stop at the level,
-and are cut to the nodes, that are worth their time: which ones depends on the draft's probabilities alone.
+drafted depends on the past and the output distribution is untouched. Trees are verified whole, but for the selected
+children of a server's requests, which share the nodes of a pass: which ones depends on the draft's probabilities alone.
 
 Axis letters: J numbers of nodes, t numbers of tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from treespec.checks import ShowsOptions, check_count, check_flag, check_number
 from treespec.errors import ConfigError
 from treespec.policies.best_first import BestFirst
 from treespec.policies.control.acceptance import Acceptance, DraftedTree
-from treespec.policies.control.candidates import PLAIN, TREE_SIZES, StoppedBestFirst, candidates_of
+from treespec.policies.control.candidates import LEAST_DRAWN, PLAIN, TREE_SIZES, candidates_of
 from treespec.policies.control.contract import MOST_AHEAD, CallFacts, Choice, StepControl
 from treespec.policies.control.pass_times import ON_ACCELERATOR, ON_HOST, DraftTimes, PassTimes
 from treespec.protocols import TreePolicy, VerifiedStep
@@ -29,8 +29,12 @@ MOST_NODES = 64
 """On an accelerator; on the host the largest of `TREE_SIZES`."""
 LEAST_GAIN = 1.03
 """A draft must be predicted to be this many times as fast as plain decoding."""
-NEARLY = 0.93
-"""When sampling, the largest tree whose rate is this share of the best one's is taken."""
+SURE_GAIN = 1.1
+"""Where drafts gain less, one of `TIMED_DRAFT` steps is plain, as the others do not say what plain steps take."""
+NEARLY = 0.95
+"""The largest tree with this share of the best rate is taken: it shows what smaller ones bring."""
+TIMED_DRAFT = 16
+"""The number of a draft that is one size larger, as a single size's time says little of others."""
 FEW_TOKENS = 32
 """Tokens of every row of a batch for which rows are not known to differ."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
@@ -39,9 +43,6 @@ READING_SHARE = 0.03
 """How much of the plain steps' time may be read to try a drafter again; in a batch, of all steps to come, at all."""
 REPEATED = 3
 """Plain steps that repeat a choice because no draft pays, without predictions and without learning their times."""
-NEXT_LEVEL_SHARE = 0.25
-"""A level is expected to gain this share of what the last one gained: merged lookups have some of its nodes."""
-
 Rates = tuple[Float[np.ndarray, "C"], Float[np.ndarray, "C"]]
 """Tokens per row and millisecond, and milliseconds of a step, by candidate."""
 
@@ -58,12 +59,15 @@ class _Learned:
     """What is known of one drafter in calls of one kind, and where the control stands between drafting and not."""
 
     def __init__(self, max_nodes: int, passes: PassTimes, call: CallFacts) -> None:
-        self.candidates = candidates_of(max_nodes, call.is_chain_only)
+        self.candidates = candidates_of(max_nodes, call.is_chain_only, LEAST_DRAWN if call.is_sampling else 1)
         self.num_nodes = np.array([candidate.num_nodes - 1 for candidate in self.candidates])
         sizes, most = np.arange(self.num_nodes[-1] + 1), self.num_nodes[:, None]
-        self.is_size = sizes == most if call.is_sampling else (sizes <= most) & (sizes >= np.minimum(most, 1))
-        """[C, J]: how many nodes below the root a candidate may verify; trees of selected children are cut."""
-        self.acceptance, self.passes = Acceptance(self.num_nodes.tolist(), call.is_chain_only), passes
+        is_cut = call.is_flat and not call.is_sampling
+        self.is_size = (sizes <= most) & (sizes >= np.minimum(most, 1)) if is_cut else sizes == most
+        """[C, J]: how many nodes below the root a candidate may verify."""
+        # Best-first trees about double with every level.
+        self.num_levels = self.num_nodes if call.is_chain_only else np.log2(1 + self.num_nodes)
+        self.acceptance, self.passes = Acceptance(int(self.num_nodes[-1])), passes
         self.drafts = DraftTimes(call.draft_share, call.draft_share * passes.slope)
         self.wait, self.num_plain, self.num_drafts = FIRST_WAIT, 0, 0
         self.break_even = 0.0  # Accepted tokens per row that the last draft needed to pay.
@@ -134,7 +138,7 @@ class Control(ShowsOptions, StepControl):
         self._num_read = self._num_repeated = 0  # Tokens of a row that the drafter has read; steps without a decision.
         self._is_repeated = False
         self.current: TreePolicy = self._learned.candidates[-1].policy or BestFirst(1)
-        self.choice, self.tokens_per_ms = Choice("plain", "no step yet", {}), 0.0
+        self.choice = Choice("plain", "no step yet", {})
 
     def forecasts(self) -> dict[str, Forecast]:
         """What is expected of every candidate in steps like the last one, by name."""
@@ -155,25 +159,20 @@ class Control(ShowsOptions, StepControl):
         rates, times = self._predict(reading_ms / max(min(room, MOST_AHEAD), 1))
         number, reason = self._decide(rates, times, reading_ms, room) if room else (PLAIN, "no room for a draft")
         self._number, self._rate, candidate = number, float(rates[number]), learned.candidates[number]
-        self.tokens_per_ms = self._rate if self._is_timed and self._call.is_alone else 0.0
         names = (c.name for c in learned.candidates)
         self.choice = Choice(candidate.name, reason, dict(zip(names, (1e3 * rates).tolist(), strict=True)))
         if candidate.policy is None:
             return False
         self.current, self._num_read = candidate.policy, context
-        if isinstance(self.current, StoppedBestFirst):
-            level_ms = learned.drafts.pass_share * learned.passes.scale
-            self.current.least_gain, self.current.num_passes = self._rate * level_ms / NEXT_LEVEL_SHARE, 0
         return True
 
     def _predict(self, ms_per_token: float) -> Rates:
         """`ms_per_token`: what the drafter must read first, spread over the tokens that a row may still emit."""
-        learned, accepted = self._learned, self._learned.acceptance.expected
-        emitted = np.maximum((1 + accepted) * self._slowest(), 1.0)
-        drafts = learned.drafts.predict(learned.acceptance.num_passes, self._num_rows * learned.num_nodes)
-        self._draft_ms = learned.passes.scale * drafts
-        self._draft_ms[PLAIN] = 0.0
-        times = self._draft_ms[:, None] + self._pass_ms(self._num_rows * np.arange(1, len(emitted) + 1))
+        learned, acceptance = self._learned, self._learned.acceptance
+        emitted = np.maximum((1 + acceptance.expected) * self._slowest(), 1.0)
+        drafts = learned.drafts.predict(learned.num_levels, self._num_rows * learned.num_nodes)
+        self._draft_ms = learned.passes.scale * np.where(learned.num_nodes > 0, drafts, 0.0)
+        times = self._draft_ms[:, None] + self._pass_ms(self._num_rows * (1 + acceptance.num_nodes))
         times[1:] += ms_per_token * emitted
         rates = np.where(learned.is_size, emitted / times, 0.0)
         best = np.arange(len(rates)), rates.argmax(1)
@@ -200,14 +199,17 @@ class Control(ShowsOptions, StepControl):
         if not drafting.any():
             self._num_repeated = REPEATED
             return PLAIN, "every draft exceeds max_nodes or is predicted to exceed max_latency_ms"
-        # Drawn trees are not cut: a large one shows what smaller ones bring, a small one little of larger ones.
-        best = int(np.flatnonzero(drafting >= (NEARLY if self._call.is_sampling else 1.0) * drafting.max())[-1])
+        best = int(np.flatnonzero(drafting >= NEARLY * drafting.max())[-1])
         gain = drafting[best] / rates[PLAIN]
         reading_steps = reading_ms / (READING_SHARE * times[PLAIN])
         is_tried = self._num_rows == 1 or learned.num_drafts > 0 or reading_steps <= room
         learned.break_even = times[best] / times[PLAIN] - 1
         if is_tried and gain >= LEAST_GAIN:
             learned.num_plain, learned.num_drafts = 0, learned.num_drafts + 1
+            if learned.num_drafts % TIMED_DRAFT == 0 and self._is_timed and gain < SURE_GAIN:
+                return PLAIN, "to know its time"
+            if learned.num_drafts == TIMED_DRAFT and self._is_timed and drafting[best + 1 :].any():
+                return best + 1, "to know its time"
             return best, f"{gain:.2f} times plain"
         if learned.num_plain >= max(learned.wait, reading_steps):
             learned.num_plain, learned.wait = 0, min(2 * learned.wait, LONGEST_WAIT)
@@ -216,36 +218,23 @@ class Control(ShowsOptions, StepControl):
         return PLAIN, f"the best draft is {gain:.2f} times plain"
 
     def trim(self, trees: TreeBatch) -> TreeBatch:
-        """Keep the nodes that are worth the time to verify them, in trees of selected children with values."""
+        """Share the nodes of a pass without padding: the best of all rows stay, of selected children with values."""
         self._trees = drafted = self._learned.acceptance.read(trees)
-        self._learned.acceptance.add(drafted, self._number, self._num_passes())
-        if trees.draft_probs is not None or trees.values is None:
+        self._learned.acceptance.add(drafted, int(self._learned.num_nodes[self._number]))
+        if not self._call.is_flat or trees.draft_probs is not None or trees.values is None:
             return trees
-        sizes = [len(tree.order) for tree in drafted]
-        probs = np.zeros((len(sizes), max(sizes)))
-        for row, tree in zip(probs, drafted, strict=True):
-            row[: len(tree.order)] = [tree.probs[node] for node in tree.order]
-        kept = self._most_valuable(probs)
-        kept = [min(size, count) for size, count in zip(sizes, kept, strict=True)]
-        if kept == sizes:
-            return trees
-        return trees.select_nodes([[0, *sorted(tree.order[:n])] for tree, n in zip(drafted, kept, strict=True)])
+        least = self._least_prob(drafted)
+        kept = [[0, *(node for node in sorted(tree.order) if tree.probs[node] >= least)] for tree in drafted]
+        return trees.select_nodes(kept)
 
-    def _most_valuable(self, probs: Float[np.ndarray, "B N"]) -> list[int]:
-        """How many of each row's nodes, best first, gain most tokens, less what their time is worth.
-
-        Flat rows share the nodes of a pass, the best of all rows first; padded ones cost as much as the longest one.
-        """
-        is_flat, num_rows = self._call.is_flat, len(probs)
-        gains = -np.sort(-probs, axis=None) if is_flat else probs.sum(0)
-        ms = self._pass_ms(self._num_rows + (1 if is_flat else num_rows) * np.arange(len(gains) + 1))
-        profits = np.array([0.0, *gains]).cumsum() / num_rows - self._rate * (ms - ms[0])
+    def _least_prob(self, trees: Sequence[DraftedTree]) -> float:
+        """The probability from which a node gains more tokens than its time is worth."""
+        probs = sorted((prob for tree in trees for prob in tree.probs[1:]), reverse=True)
+        ms = self._pass_ms(len(trees) + np.arange(len(probs) + 1))
+        profits = np.array([0.0, *probs]).cumsum() / len(trees) - self._rate * (ms - ms[0])
         if self.max_latency_ms is not None:
             profits[1:][ms[1:] + self._draft_ms[self._number] > self.max_latency_ms] = -np.inf
-        best = int(profits.argmax())
-        if not is_flat or best == 0:
-            return [best] * num_rows
-        return (probs >= gains[best - 1]).sum(1).tolist()
+        return [np.inf, *probs][int(profits.argmax())]
 
     def learn(self, step: VerifiedStep, draft_ms: float, other_ms: float | None) -> None:
         """See `StepControl`."""
@@ -267,11 +256,6 @@ class Control(ShowsOptions, StepControl):
             num_tokens = sum(num_nodes) if self._call.is_flat else num_rows * step.trees.max_nodes
             learned.passes.update(num_tokens, num_rows, self._context, other_ms)
         if trees:
-            drafted, time = sum(len(tree.order) for tree in trees), draft_ms / learned.passes.scale
-            learned.drafts.update(self._num_passes(), drafted, self._num_unread, self._num_rows, time)
-
-    def _num_passes(self) -> int:
-        """Draft passes of the last step; of chains the levels."""
-        if isinstance(self.current, StoppedBestFirst):
-            return self.current.num_passes
-        return max((max(tree.depths) for tree in self._trees), default=0)
+            levels, drafted = float(learned.num_levels[self._number]), sum(len(tree.order) for tree in trees)
+            time = draft_ms / learned.passes.scale
+            learned.drafts.update(levels, drafted, self._num_unread, self._num_rows, time)

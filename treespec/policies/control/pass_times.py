@@ -13,12 +13,13 @@ from statistics import median_low
 import numpy as np
 from jaxtyping import Float, Int, Num
 
-ON_HOST, ON_ACCELERATOR = {1: 1.0, 51: 2.0}, {1: 1.0, 2: 1.16, 64: 1.2}
+ON_HOST = {1: 1.0, 4: 1.12, 8: 1.3, 16: 2.1, 32: 3.6}
+ON_ACCELERATOR = {1: 1.0, 2: 1.16, 64: 1.2}
 """A pass's time by tokens, in passes over one token, where nothing was measured: on an accelerator an 8B model's, whose
 attention takes a mask from two nodes on (benchmarks/results/accelerator.md)."""
-KNOWN_UNITS, GUESSED_UNITS = (0.3, 0.6, 0.3, 1.0), (7.0, 200.0, 10.0, 3.0)
+KNOWN_UNITS, GUESSED_UNITS = (0.3, 0.6, 0.03, 0.3, 1.0), (100.0, 100.0, 100.0, 100.0, 3.0)
 """See `Times`: of measured curves and accelerators, whose passes are flat; and of hosts, whose passes may be steep."""
-FORGETTING = 0.97
+FORGETTING = 0.99
 """What earlier observations count for at every new one."""
 SCALE_STEPS = 9
 """The latest times whose median makes the scale."""
@@ -77,9 +78,9 @@ class Times:
 class PassTimes(Times):
     """The milliseconds of everything in a step but drafting: the target's pass, verification, commit.
 
-    scale x (a + b more(nodes) + c (rows - 1) + d rows context), where `more` is what a measured pass of one row takes
-    beyond one over a single token, and nodes are those beyond one per row. The measured curve gives the shape, with
-    a = b = 1, c its last slope and d = 0; steps correct it.
+    scale x (a + b more(nodes) + c slope nodes + d (rows - 1) + e rows context), where `more` is what a measured pass of
+    one row takes beyond one over a single token, and nodes are those beyond one per row. The measured curve gives the
+    shape, with a = b = 1, c = e = 0 and d its last slope; steps correct it.
 
     Args:
         pass_ms: measured passes of one row by number of tokens; None: nothing was measured.
@@ -101,21 +102,23 @@ class PassTimes(Times):
         self._more = ms / unit_ms - 1
         self.slope = float((self._more[-1] - self._more[-2]) / (self._tokens[-1] - self._tokens[-2]))
         units = GUESSED_UNITS if pass_ms is None and shape is ON_HOST else KNOWN_UNITS
-        super().__init__((1.0, 1.0, self.slope, 0.0), units, unit_ms if pass_ms else None)
+        super().__init__((1.0, 1.0, 0.0, self.slope, 0.0), units, unit_ms if pass_ms else None)
 
     def predict(self, num_tokens: Num[np.ndarray, "t"], num_rows: int = 1, context: int = 0) -> Float[np.ndarray, "t"]:
         """Milliseconds of steps with these numbers of tokens, of all rows; beyond those measured along the last slope.
 
         `context`: tokens of the longest text.
         """
-        constant, slope, per_row, per_token = self.coefficients.tolist()
+        constant, shape, linear, per_row, per_token = self.coefficients.tolist()
         least = max(constant + per_row * (num_rows - 1) + per_token * num_rows * context / 1024, LEAST)
-        return self.scale * (least + slope * self._more_of(num_tokens - num_rows + 1))
+        nodes = num_tokens - num_rows
+        return self.scale * (least + shape * self._more_of(nodes + 1) + linear * self.slope * nodes)
 
     def update(self, num_tokens: int, num_rows: int, context: int, ms: float) -> None:
         """Learn the time of one step."""
-        more = float(self._more_of(np.array([num_tokens - num_rows + 1]))[0])
-        self.add((1.0, more, num_rows - 1.0, num_rows * context / 1024), ms)
+        nodes = num_tokens - num_rows
+        more = float(self._more_of(np.array([nodes + 1]))[0])
+        self.add((1.0, more, self.slope * nodes, num_rows - 1.0, num_rows * context / 1024), ms)
 
     def _more_of(self, tokens: Num[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
         beyond = self.slope * np.maximum(tokens - self._tokens[-1], 0.0)
@@ -123,10 +126,11 @@ class PassTimes(Times):
 
 
 class DraftTimes(Times):
-    """The time of drafting in passes over one token: a start, draft passes, a little per node, reading.
+    """The time of drafting in passes over one token: a start, a draft pass per level, a little per node, reading.
 
     Args:
-        pass_share: what a draft pass is expected to take before anything was observed; 0: drafting takes no passes.
+        pass_share: what a level's draft pass is expected to take before anything was observed; 0: drafting takes no
+            passes.
         token_share: what reading a token is expected to take.
     """
 
@@ -135,23 +139,18 @@ class DraftTimes(Times):
         # By token. Lookups read in no time, and some drafters while the target reads the prompt.
         self._reading = deque([token_share] * 2, maxlen=3)
 
-    @property
-    def pass_share(self) -> float:
-        """One more draft pass."""
-        return self.scale * float(self.coefficients[1])
-
-    def predict(self, num_passes: Num[np.ndarray, "C"], num_nodes: Int[np.ndarray, "C"]) -> Float[np.ndarray, "C"]:
-        """Drafts of this many draft passes and nodes, all rows' together."""
+    def predict(self, num_levels: Num[np.ndarray, "C"], num_nodes: Int[np.ndarray, "C"]) -> Float[np.ndarray, "C"]:
+        """Drafts of this many levels and nodes, all rows' together."""
         start, level, node = self.scale * self.coefficients
-        return start + level * num_passes + node * num_nodes
+        return start + level * num_levels + node * num_nodes
 
     def reading(self, num_tokens: int) -> float:
         """Reading the prompt, and what was decoded without the drafter, before it drafts."""
         return num_tokens * median_low(self._reading)
 
-    def update(self, num_passes: int, num_nodes: int, num_unread: int, num_rows: int, time: float) -> None:
+    def update(self, num_levels: float, num_nodes: int, num_unread: int, num_rows: int, time: float) -> None:
         """Learn one draft."""
-        features = 1.0, float(num_passes), float(num_nodes)
+        features = 1.0, num_levels, float(num_nodes)
         if num_unread > MANY_UNREAD * num_rows:
             self._reading.append(max(time - self.scale * self.relative(features), 0.0) / num_unread)
         else:
