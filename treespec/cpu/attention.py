@@ -61,7 +61,7 @@ class NativeAttention:
     def as_panels(
         self, mask: Float[Tensor, "B 1 F S"] | Bool[Tensor, "B 1 F S"], num_groups: int
     ) -> Float[Tensor, "B panels S columns"]:
-        """An additive mask, or which keys are seen, as the function reads it, for so many query heads per key head."""
+        """A mask, additive or of seen keys, as the function reads it, for this many query heads per key head."""
         if mask.dtype == torch.bool:
             return self._bool_panels(mask.contiguous(), num_groups)
         queries = mask[:, 0].repeat(1, num_groups, 1)
