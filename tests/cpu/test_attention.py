@@ -1,13 +1,17 @@
 """Attention by the native function: sdpa's numbers under any mask, for the models and states that it serves only."""
 
 import copy
+import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 from helpers.tiny import prompt, tiny_llama
 
 import treespec
-from treespec.cpu.attention import NativeAttention, native_attention
+from treespec.cpu.attention import FastAttention, NativeAttention, native_attention, serve_heads
+from treespec.heads.modules.kv_cache import DraftingCache
+from treespec.heads.modules.layers import Attention, LayerConfig
 from treespec.hf import TreeScorer
 from treespec.hf.attention.served import attention_of
 
@@ -54,6 +58,55 @@ def test_equals_sdpa(native, shape):
     assert (outputs - expected(query, key, value, mask, 0.3)).abs().max() < 5e-6
     unmasked = native.run(query, key, value, None, 0.3)
     assert (unmasked - expected(query, key, value, None, 0.3)).abs().max() < 5e-6
+
+
+@torch.no_grad()
+def test_masks_of_seen_keys_are_read_as_added_ones(native):
+    *_, mask = states(num_nodes=17)
+    assert native.as_panels(mask == 0, 3).equal(native.as_panels(mask, 3))
+
+
+def attend(attention, rotary, mask, num_rows):
+    """What a head's attention gives for a text, then for three nodes after it that see by a mask."""
+    generator = torch.Generator().manual_seed(0)
+    cache = DraftingCache(num_rows, torch.device("cpu"))
+    found = []
+    for length in (20, 3):
+        inputs = torch.randn(num_rows, length, 48, generator=generator)
+        positions = torch.arange(length)[None]
+        cache.begin_pending(3) if found else cache.begin_commit([20] * num_rows, 20)
+        rotation = rotary(positions, inputs.dtype)
+        found.append(attention(inputs, rotation, mask if found else None, cache))
+    return found
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize("num_rows", [1, 2])
+@torch.no_grad()
+def test_attention_of_heads_equals_the_modules_own(folder, library, num_rows, share):
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": share}
+    config = LayerConfig(48, 64, 6, 2, 64, rope=rope, has_attention_bias=True)
+    attention, rotary = Attention(config, 0), config.rotary()
+    mask = torch.rand(num_rows, 1, 3, 23, generator=torch.Generator().manual_seed(1)) > 0.5
+    mask[..., 0] = True
+    plain = attend(attention, rotary, mask, num_rows)
+    for model in (attention, copy.deepcopy(attention)):
+        with treespec.optimize(model, is_quick=True):
+            twin = pickle.loads(pickle.dumps(model))
+            for each in (model, copy.deepcopy(model), twin):
+                assert isinstance(vars(each)["forward"], FastAttention)
+                for fast, own in zip(attend(each, rotary, mask, num_rows), plain, strict=True):
+                    assert (fast - own).abs().max() < 1e-5
+            with torch.enable_grad():
+                assert attend(model, rotary, mask, num_rows)[1].requires_grad
+        assert attend(model, rotary, mask, num_rows)[1].equal(plain[1])
+
+
+@pytest.mark.parametrize("kind", [{"has_sinks": True}, {"has_head_norms": True}, {"head_dim": 8}])
+def test_other_attention_of_heads_is_left_alone(native, kind):
+    attention = Attention(replace(LayerConfig(48, 64, 6, 2, 64), **kind), 0)
+    serve_heads(attention, native)
+    assert "forward" not in vars(attention)
 
 
 @torch.no_grad()

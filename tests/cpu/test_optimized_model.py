@@ -351,16 +351,27 @@ def test_what_onednn_cannot_pack_is_left_out(library, monkeypatch):
 
 
 @torch.no_grad()
-def test_int8_weights_are_rounded_to_a_scale_per_output(library):
-    layer, inputs = nn.Linear(24, 50), torch.randn(5, 24)
+@pytest.mark.parametrize("num_inputs", [23, 24, 3000])
+def test_int8_weights_are_rounded_to_a_scale_per_output_and_inputs_to_one_per_row(library, num_inputs):
+    layer, limit = nn.Linear(num_inputs, 50), min(2**15 - 1, (2**31 - 1) // (127 * num_inputs))
+    steps = torch.randint(1 - limit, limit, (5, num_inputs))
+    steps[:, 0], steps[1] = limit, 0
+    inputs = (steps + 0.3 * (steps.abs() < limit)) / 1024
+    inputs[1] = 0
     layer.weight[3] = 0
     layer.weight[4] *= 1000
     scales = layer.weight.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
-    expected = nn.functional.linear(inputs, (layer.weight / scales).round() * scales, layer.bias)
+    rounded = (layer.weight / scales).round().double() * scales.double()
+    expected = nn.functional.linear(steps.double() / 1024, rounded, layer.bias.double()).float()
     plain = layer(inputs)
     with treespec.optimize(layer, dtype=torch.int8) as optimized:
         outputs = layer(inputs)
         assert set(optimized.plan.choices.values()) == {"int8"}
+        damaged = inputs.clone()
+        damaged[2, -1] = torch.nan
+        found = layer(damaged)
+        assert found[2].isnan().all()
+        assert found[3:].equal(outputs[3:])
     assert torch.allclose(outputs, expected, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(outputs, plain, rtol=1e-5, atol=1e-6)
     assert layer(inputs).equal(plain)

@@ -3,9 +3,10 @@
 //
 // y = x w^T + bias.
 // A product of 1 to 64 rows is limited by reading the weights. They are packed in panels of COLUMNS outputs,
-// [panel][k][COLUMNS], so that they are read once, in order, and well ahead. Weights are float32; 8-bit integers with a
-// factor per output, which stand after them in each panel; or bfloat16 in pairs of two inputs, whose x and y are
-// bfloat16 too while sums are float32. More rows than fit into the registers are cut into tiles, and the inputs into
+// [panel][k][COLUMNS], so that they are read once, in order, and well ahead. Weights are float32; bfloat16 in pairs of two
+// inputs, whose x and y are bfloat16 too while sums are float32; or 8-bit integers in such pairs with a factor per output,
+// which stand after them in each panel: x is rounded to 16 bits or to as many as leave sums of 32 exact, a factor per row,
+// since two products of integers cost less than one of floats made from them. More rows than fit into the registers are cut into tiles, and the inputs into
 // blocks: all tiles multiply a block while it is in the first cache, and each fetches its share of the next one, so that
 // the memory works as long as the arithmetic does. Lines but for those of 8 bits, which come slowly, go
 // to the second cache: the first one has few buffers for misses. Up to FEW_ROWS, where the memory is the slower one, nothing is fetched: the
@@ -34,20 +35,25 @@ constexpr int LANES = 4, WIDTH = 2, MOST_ROWS = 6;
 #endif
 constexpr int64_t COLUMNS = LANES * WIDTH, BLOCK = 192, LINE = 64;
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef int8_t Bytes __attribute__((vector_size(LANES), aligned(1)));
+typedef int8_t Bytes __attribute__((vector_size(2 * LANES), aligned(1)));
+typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
+typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint16_t Bfloat16;
-typedef uint32_t Pair;  // Two bfloat16 numbers, the first one in the lower half.
+typedef uint32_t Pair;  // Two bfloat16 or int16 numbers, the first one in the lower half.
+struct BytePair {
+  int8_t first, second;
+};
+constexpr float ROUNDS = 12582912.0f;  // Added to a small number it leaves its nearest integer in the last bits.
 
 static inline Vector load(const float* weights) { return *(const Vector*)weights; }
-static inline Vector load(const int8_t* weights) {
-#if defined(__AVX512F__)  // GCC before 13 makes ten instructions of the conversion below.
-  return (Vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)weights)));
-#elif defined(__AVX2__)
-  return (Vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)weights)));
+static inline Shorts load(const BytePair* weights) {
+#if defined(__AVX512BW__)  // GCC before 13 makes ten instructions of the conversion below.
+  return (Shorts)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)weights));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  return (Shorts)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)weights));
 #else
-  typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
-  return __builtin_convertvector(__builtin_convertvector(*(const Bytes*)weights, Integers), Vector);
+  return __builtin_convertvector(*(const Bytes*)weights, Shorts);
 #endif
 }
 
@@ -61,6 +67,19 @@ static inline void add(Vector& sum, Pair x, Words column) {
   const Words both = Words{} + x;
   sum += (Vector)(both << 16) * (Vector)(column << 16);
   sum += (Vector)(both & 0xffff0000u) * (Vector)(column & 0xffff0000u);
+#endif
+}
+
+static inline void add(Vector& sum, Pair x, Shorts column) {  // The bits of sums are integers.
+#if defined(__AVX512VNNI__)
+  sum = (Vector)_mm512_dpwssd_epi32((__m512i)sum, _mm512_set1_epi32(x), (__m512i)column);
+#elif defined(__AVX512BW__)
+  sum = (Vector)_mm512_add_epi32((__m512i)sum, _mm512_madd_epi16(_mm512_set1_epi32(x), (__m512i)column));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  sum = (Vector)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16(_mm256_set1_epi32(x), (__m256i)column));
+#else
+  const Integers both = (Integers)(Words{} + x), pairs = (Integers)column;
+  sum = (Vector)((Integers)sum + (both << 16 >> 16) * (pairs << 16 >> 16) + (both >> 16) * (pairs >> 16));
 #endif
 }
 
@@ -85,45 +104,61 @@ template <typename Weight>
 constexpr int TALLEST = std::is_same_v<Weight, Pair> ? MOST_ROWS * 2 / 3 : MOST_ROWS;
 
 template <typename Weight>
-using Input = std::conditional_t<std::is_same_v<Weight, Pair>, Pair, float>;
+using Input = std::conditional_t<std::is_same_v<Weight, float>, float, Pair>;
 
 // Adds the products of `size` inputs to `sums` [ROWS, COLUMNS]: x has a row every `row_step` numbers and an input every
-// `step`, w an input every `w_step`. While it runs it fetches LINES lines of every `share` bytes from `ahead` on.
-template <typename Weight, int ROWS, int LINES>
+// `step`, w an input every `w_step`; only the first NUM_VECTORS of a row's sums are made. While it runs it fetches LINES lines of every `share` bytes from `ahead` on.
+template <typename Weight, int ROWS, int LINES, int NUM_VECTORS = WIDTH>
 static void tile(const Input<Weight>* __restrict x, int64_t row_step, int64_t step, int64_t size, const Weight* __restrict w,
                  int64_t w_step, float* __restrict sums, bool is_first, const char* ahead, int64_t share) {
-  Vector own[ROWS][WIDTH];
+  Vector own[ROWS][NUM_VECTORS];
   for (int row = 0; row < ROWS; row++)
-    for (int c = 0; c < WIDTH; c++) own[row][c] = is_first ? Vector{} : load(sums + row * COLUMNS + LANES * c);
+    for (int c = 0; c < NUM_VECTORS; c++) own[row][c] = is_first ? Vector{} : load(sums + row * COLUMNS + LANES * c);
 #pragma GCC unroll 2
   for (int64_t k = 0; k < size; k++, x += step, w += w_step, ahead += share) {
-    for (int line = 0; line < LINES; line++) __builtin_prefetch(ahead + line * LINE, 0, sizeof(Weight) == 1 ? 3 : 2);
-    decltype(load(w)) column[WIDTH];
-    for (int c = 0; c < WIDTH; c++) column[c] = load(w + LANES * c);
+    for (int line = 0; line < LINES; line++) __builtin_prefetch(ahead + line * LINE, 0, std::is_same_v<Weight, BytePair> ? 3 : 2);
+    decltype(load(w)) column[NUM_VECTORS];
+    for (int c = 0; c < NUM_VECTORS; c++) column[c] = load(w + LANES * c);
 #pragma GCC unroll 12
     for (int row = 0; row < ROWS; row++)
-      for (int c = 0; c < WIDTH; c++) add(own[row][c], x[row * row_step], column[c]);
+      for (int c = 0; c < NUM_VECTORS; c++) add(own[row][c], x[row * row_step], column[c]);
   }
   for (int row = 0; row < ROWS; row++)
-    for (int c = 0; c < WIDTH; c++) *(Vector*)(sums + row * COLUMNS + LANES * c) = own[row][c];
+    for (int c = 0; c < NUM_VECTORS; c++) *(Vector*)(sums + row * COLUMNS + LANES * c) = own[row][c];
+}
+
+static inline int32_t as_integer(float number) {
+  int32_t bits;
+  return std::memcpy(&bits, &number, 4), bits;
+}
+
+// Integers of at most `limit` for the numbers of a row, and the factor that they are to be multiplied by.
+static float rounded(const float* x, int64_t size, float limit, int16_t* y) {
+  int32_t most = 0;  // As integers the bits of a NaN are above all numbers'.
+  for (int64_t k = 0; k < size; k++) most = std::max(most, as_integer(x[k]) & 0x7fffffff);
+  float largest;
+  std::memcpy(&largest, &most, 4);
+  const float scale = largest > 0 ? limit / largest : 0.0f;
+  for (int64_t k = 0; k < size; k++) y[k] = (int16_t)as_integer(x[k] * scale + ROUNDS);
+  return largest / limit;
 }
 
 template <typename Weight>
 using Tile = decltype(&tile<Weight, 1, 0>);
 
-template <typename Weight, int LINES, int ROWS = TALLEST<Weight>>
+template <typename Weight, int LINES, int NUM_VECTORS = WIDTH, int ROWS = TALLEST<Weight>>
 static Tile<Weight> tile_of(int64_t num_rows) {
   if constexpr (ROWS > 1)
-    if (num_rows < ROWS) return tile_of<Weight, LINES, ROWS - 1>(num_rows);
-  return tile<Weight, ROWS, LINES>;
+    if (num_rows < ROWS) return tile_of<Weight, LINES, NUM_VECTORS, ROWS - 1>(num_rows);
+  return tile<Weight, ROWS, LINES, NUM_VECTORS>;
 }
 
-// Of weights in pairs `num_inputs` is the number of pairs.
+// Of weights in pairs `num_inputs` is the number of pairs; `factors` are of the rows of integers.
 template <typename Weight, typename Number>
 static void linear(const Input<Weight>* x, const char* packed, const Number* bias, Number* y, int64_t num_rows,
-                   int64_t num_inputs, int64_t num_outputs, int32_t num_threads) {
+                   int64_t num_inputs, int64_t num_outputs, int32_t num_threads, const float* factors = nullptr) {
   if (num_rows == 0) return;
-  constexpr bool IS_SCALED = sizeof(Weight) == 1;
+  constexpr bool IS_SCALED = std::is_same_v<Weight, BytePair>;
   constexpr int64_t FEW_ROWS = IS_SCALED ? 3 : 5;  // Measured on a Zen 4.
   constexpr int64_t INPUT_BYTES = COLUMNS * sizeof(Weight), LINES = INPUT_BYTES > LINE ? INPUT_BYTES / LINE : 1;
   const int64_t num_panels = (num_outputs + COLUMNS - 1) / COLUMNS;
@@ -153,7 +188,8 @@ static void linear(const Input<Weight>* x, const char* packed, const Number* bia
       }
       for (int64_t row = 0; row < num_rows; row++)
         for (int64_t c = 0; c < width; c++) {
-          const float sum = IS_SCALED ? sums[row * COLUMNS + c] * scales[c] : sums[row * COLUMNS + c];
+          float sum = sums[row * COLUMNS + c];
+          if constexpr (IS_SCALED) sum = as_integer(sum) * (scales[c] * factors[row]);
           y[row * num_outputs + start + c] = narrowed<Number>(sum + (bias ? widened(bias[start + c]) : 0.0f));
         }
     }
@@ -165,7 +201,15 @@ static void linear(const Input<Weight>* x, const char* packed, const Number* bia
   const Number *x, const char *packed, const Number *bias, Number *y, int64_t n, int64_t k, int64_t m, int32_t t
 extern "C" int64_t treespec_columns() { return COLUMNS; }
 extern "C" void treespec_linear(ARGUMENTS(float)) { linear<float>(x, packed, bias, y, n, k, m, t); }
-extern "C" void treespec_linear_int8(ARGUMENTS(float)) { linear<int8_t>(x, packed, bias, y, n, k, m, t); }
+extern "C" void treespec_linear_int8(ARGUMENTS(float)) {
+  const float limit = std::min<int64_t>(INT16_MAX, INT32_MAX / (INT8_MAX * std::max<int64_t>(k, 1)));
+  const int64_t num_pairs = (k + 1) / 2;
+  static thread_local std::vector<Pair> pairs;
+  static thread_local std::vector<float> factors;
+  pairs.assign(n * num_pairs, 0), factors.resize(n);
+  for (int64_t row = 0; row < n; row++) factors[row] = rounded(x + row * k, k, limit, (int16_t*)&pairs[row * num_pairs]);
+  linear<BytePair>(pairs.data(), packed, bias, y, n, num_pairs, m, t, factors.data());
+}
 extern "C" void treespec_linear_bfloat16(ARGUMENTS(Bfloat16)) {
   linear<Pair>((const Pair*)x, packed, bias, y, n, k / 2, m, t);
 }
@@ -195,8 +239,6 @@ extern "C" void treespec_rms_norm_bfloat16(NORM_ARGUMENTS(Bfloat16)) { rms_norm(
 
 // exp(x) for x <= 0, to a unit or two in its last digit; below -87 it is 0, and a NaN stays one (S. Moshier, Cephes, expf).
 static inline Vector exponential(Vector x) {
-  typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
-  constexpr float ROUNDS = 12582912.0f;  // Added to a small number it leaves its nearest integer in the last bits.
   const Vector safe = x < -87.0f ? Vector{} - 87.0f : x, shifted = safe * 1.44269504f + ROUNDS;
   const Vector whole = shifted - ROUNDS, rest = safe - whole * 0.693359375f + whole * 2.12194440e-4f;
   Vector power = 1.9875691500e-4f * rest + 1.3981999507e-3f;
@@ -211,8 +253,8 @@ static inline Vector exponential(Vector x) {
 
 // Softmax over the slots of scale * scores [num_slots, COLUMNS] + mask, whose sums are returned and not divided by: the
 // lanes are queries, so that nothing is added across a vector.
-static void softmax(float* scores, float scale, const float* mask, int64_t num_slots, float* sums) {
-  for (int c = 0; c < WIDTH; c++) {
+static void softmax(float* scores, float scale, const float* mask, int64_t num_slots, int num_vectors, float* sums) {
+  for (int c = 0; c < num_vectors; c++) {
     Vector highest = Vector{} - INFINITY, sum = Vector{};
     for (int64_t at = LANES * c; at < num_slots * COLUMNS; at += COLUMNS) {
       const Vector score = scale * load(scores + at) + (mask ? load(mask + at) : Vector{});
@@ -227,6 +269,20 @@ static void softmax(float* scores, float scale, const float* mask, int64_t num_s
     }
     *(Vector*)(sums + LANES * c) = sum;
   }
+}
+
+// Rotates in place the first heads of every token, x [num_tokens, step] of heads of `size`, by the angles of its position,
+// cos and sin [num_tokens, half]: the first half of the rotated numbers pairs with the second.
+extern "C" void treespec_rotate(float* x, const float* cos, const float* sin, int64_t num_tokens, int64_t step,
+                                int64_t num_heads, int64_t size, int64_t half) {
+  for (int64_t token = 0; token < num_tokens; token++, x += step, cos += half, sin += half)
+    for (int64_t head = 0; head < num_heads; head++) {
+      float *first = x + head * size, *second = first + half;
+      for (int64_t k = 0; k < half; k++) {
+        const float a = first[k], b = second[k];
+        first[k] = a * cos[k] - b * sin[k], second[k] = b * cos[k] + a * sin[k];
+      }
+    }
 }
 
 struct Attention {
@@ -271,12 +327,15 @@ static void attention(const Number* q, const Number* k, const Number* v, const f
     }
     const Weight* keys = (const Weight*)(k + row * s.key[0] + group * s.key[1]);
     const int64_t key_step = s.key[2] * sizeof(Number) / sizeof(Weight);
-    for (int64_t slot = 0; slot < s.num_slots; slot += TALLEST<Weight>)
-      tile_of<Weight, 0>(std::min<int64_t>(s.num_slots - slot, TALLEST<Weight>))(
-          keys + slot * key_step, key_step, 1, num_inputs, queries.data(), COLUMNS, scores.data() + slot * COLUMNS, true,
+    for (int64_t slot = 0; slot < s.num_slots; slot += TALLEST<Weight>) {
+      const int64_t height = std::min<int64_t>(s.num_slots - slot, TALLEST<Weight>);
+      const Tile<Weight> run = count > LANES ? tile_of<Weight, 0>(height) : tile_of<Weight, 0, 1>(height);
+      run(keys + slot * key_step, key_step, 1, num_inputs, queries.data(), COLUMNS, scores.data() + slot * COLUMNS, true,
           nullptr, 0);
+    }
     float sums[COLUMNS], out[MOST_ROWS * COLUMNS];
-    softmax(scores.data(), scale, mask ? mask + row * s.mask_step + panel * s.num_slots * COLUMNS : nullptr, s.num_slots, sums);
+    softmax(scores.data(), scale, mask ? mask + row * s.mask_step + panel * s.num_slots * COLUMNS : nullptr, s.num_slots,
+            count > LANES ? WIDTH : 1, sums);
     const auto [values, value_step] = as_float(v + row * s.value[0] + group * s.value[1], s.value[2], s, wide);
     for (int64_t top = 0; top < count; top += MOST_ROWS)
       for (int64_t start = 0; start < s.size; start += COLUMNS) {
@@ -291,6 +350,18 @@ static void attention(const Number* q, const Number* k, const Number* v, const f
         }
       }
   }
+}
+
+// A mask as the attention reads it, of [num_rows, num_nodes, num_slots] that are true where a slot is seen.
+extern "C" void treespec_mask(const bool* seen, float* mask, int64_t num_rows, int64_t num_nodes, int64_t num_slots,
+                              int64_t num_queries) {
+  const int64_t num_panels = (num_queries + COLUMNS - 1) / COLUMNS;
+  for (int64_t row = 0; row < num_rows; row++, seen += num_nodes * num_slots, mask += num_panels * num_slots * COLUMNS)
+    for (int64_t query = 0; query < num_queries; query++) {
+      const bool* of_node = seen + query % num_nodes * num_slots;
+      float* lane = mask + query / COLUMNS * num_slots * COLUMNS + query % COLUMNS;
+      for (int64_t slot = 0; slot < num_slots; slot++) lane[slot * COLUMNS] = of_node[slot] ? 0.0f : -INFINITY;
+    }
 }
 
 #define ATTENTION_ARGUMENTS(Number) \

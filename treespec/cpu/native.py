@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import BFloat16, Float, Int8
+from jaxtyping import BFloat16, Float, Int8, Shaped
 from torch import Tensor
 
 from treespec.cpu.pages import HugePages
@@ -96,9 +96,10 @@ class NativeLinear:
 
 
 class Int8Linear(NativeLinear):
-    """The same with weights rounded to 8 bits, symmetric, one scale per output; inputs, sums and outputs are float32.
+    """The same with weights rounded to 8 bits, symmetric, one scale per output, and inputs to 16, one scale per row.
 
-    It reads a quarter of the bytes. Rows do not depend on how many there are here either.
+    Sums are exact in 32 bits: rows of n inputs are rounded to integers of at most 2^31 / (127 n). It reads a quarter of
+    the bytes. Rows do not depend on how many there are here either.
     """
 
     function = "treespec_linear_int8"
@@ -106,7 +107,7 @@ class Int8Linear(NativeLinear):
     def panels(self, weight: Float[Tensor, "out in"]) -> Int8[Tensor, "panels bytes"]:
         """Per panel the weights as int8 and, after them, the bytes of their outputs' float32 scales."""
         scales = (weight.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-        panels = super().panels((weight / scales).round()).to(torch.int8)
+        panels = in_pairs((weight / scales).round().to(torch.int8), self._columns)
         factors = super().panels(scales).view(len(panels), -1)
         return torch.cat([panels.flatten(1), factors.view(torch.int8)], 1)
 
@@ -117,9 +118,8 @@ class Bfloat16Linear(NativeLinear):
     function = "treespec_linear_bfloat16"
 
     def panels(self, weight: BFloat16[Tensor, "out in"]) -> BFloat16[Tensor, "panels pairs columns 2"]:
-        """Interleave pairs of inputs of every output; an odd number of inputs is padded with a zero."""
-        even = torch.nn.functional.pad(weight, (0, weight.shape[1] % 2, 0, -weight.shape[0] % self._columns))
-        return even.view(-1, self._columns, even.shape[1] // 2, 2).transpose(1, 2).contiguous()
+        """See `in_pairs`."""
+        return in_pairs(weight, self._columns)
 
     def run(
         self, inputs: BFloat16[Tensor, "*rows in"], packed: Tensor, bias: Tensor | None, num_outputs: int
@@ -127,6 +127,12 @@ class Bfloat16Linear(NativeLinear):
         if inputs.shape[-1] % 2:
             inputs = torch.nn.functional.pad(inputs, (0, 1))
         return super().run(inputs, packed, bias, num_outputs)
+
+
+def in_pairs(weight: Shaped[Tensor, "out in"], columns: int) -> Shaped[Tensor, "panels pairs columns 2"]:
+    """Panels with two inputs of every output side by side; an odd number of inputs is padded with a zero."""
+    even = torch.nn.functional.pad(weight, (0, weight.shape[1] % 2, 0, -weight.shape[0] % columns))
+    return even.view(-1, columns, even.shape[1] // 2, 2).transpose(1, 2).contiguous()
 
 
 class NativeNorm:

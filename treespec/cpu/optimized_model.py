@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from treespec.checks import check_flag
-from treespec.cpu.attention import native_attention
+from treespec.cpu.attention import FastAttention, native_attention, serve_heads
 from treespec.cpu.kernel_plan import KernelPlan, kernel_folder, make_plan
 from treespec.cpu.linear_kernels import (
     NUM_ROWS,
@@ -85,8 +85,8 @@ def optimize(
         model: a causal language model, a draft model or a head, with float32 or bfloat16 weights on the CPU. Calls that
             need gradients run as before, and so do layers on other devices and offloaded ones.
         dtype: None keeps the weights' own; the others make a float32 model another one, close to the first. The weights
-            themselves are left unchanged. `torch.int8` rounds the weights to 8 bits, one scale per output, and computes
-            in float32: right for heads and draft models, whose rounding costs next to no acceptance and no exactness.
+            themselves are left unchanged. `torch.int8` rounds the weights to 8 bits, one scale per output, and inputs
+            to 16: right for heads and draft models, whose rounding costs next to no acceptance and no exactness.
             `torch.bfloat16` rounds weights and inputs, the output embedding excepted, coarsely enough for a near-tie
             to fall differently in passes over one node and over a tree: greedy texts equal that model's own `generate`
             less often than in float32.
@@ -111,6 +111,7 @@ def optimize(
     with suppress(NativeError):  # Without a compiler norms and attention are left unchanged.
         serve_norms(model, native_norm(kernel_folder()))
         serve_attention(model, native_attention(kernel_folder()))
+        serve_heads(model, native_attention(kernel_folder()))
     if dtype in _ROUNDED and modules[0].weight.dtype == torch.float32:
         return _rounded(model, modules, dtype)
     kernels, missing = exact_kernels(modules[0].weight.dtype, kernel_folder())
@@ -122,7 +123,7 @@ def restore(model: nn.Module) -> None:
     """Undo `optimize`; a model that is not optimised is left unchanged."""
     leave_attention(model)
     for module in model.modules():
-        if isinstance(vars(module).get("forward"), FastForward | FastNorm):
+        if isinstance(vars(module).get("forward"), FastForward | FastNorm | FastAttention):
             del vars(module)["forward"]
         elif isinstance(vars(module).get("_old_forward"), FastForward):
             vars(module)["_old_forward"] = MethodType(nn.Linear.forward, module)

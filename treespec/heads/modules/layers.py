@@ -84,9 +84,9 @@ class Attention(nn.Module):
 
     def __init__(self, config: LayerConfig, index: int, input_size: int | None = None) -> None:
         super().__init__()
-        self._index = index
-        self._head_dim = config.head_dim
-        self._num_heads, self._num_key_heads = config.num_heads, config.num_key_heads
+        self.index = index
+        self.head_dim = config.head_dim
+        self.num_heads, self.num_key_heads = config.num_heads, config.num_key_heads
         num_projected = config.num_heads + 2 * config.num_key_heads
         size = input_size or config.hidden_size
         self.qkv_proj = nn.Linear(size, num_projected * config.head_dim, bias=config.has_attention_bias)
@@ -100,13 +100,13 @@ class Attention(nn.Module):
     def forward(self, states: Tensor, rotation: Rotation, mask: Mask, cache: KeyValueCache) -> Tensor:
         """states [B, F, input_size] to [B, F, H]; `mask` says which of the cache's keys are attended."""
         queries, keys, values = self.project(states, rotation)
-        return self.attend(queries, *cache.extend(self._index, keys, values), mask)
+        return self.attend(queries, *cache.extend(self.index, keys, values), mask)
 
     def project(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [B, F, A, d], rotated keys and values [B, G, F, d]."""
         num_rows, num_tokens, _ = states.shape
-        projected = self.qkv_proj(states).view(num_rows, num_tokens, -1, self._head_dim)
-        num_heads, num_key_heads = self._num_heads, self._num_key_heads
+        projected = self.qkv_proj(states).view(num_rows, num_tokens, -1, self.head_dim)
+        num_heads, num_key_heads = self.num_heads, self.num_key_heads
         if self.q_norm is not None and self.k_norm is not None:
             queries, keys, values = projected.split([num_heads, num_key_heads, num_key_heads], 2)
             rotated = torch.cat([self.q_norm(queries), self.k_norm(keys)], 2)
@@ -117,17 +117,17 @@ class Attention(nn.Module):
 
     def project_keys(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Rotated keys and values [B, G, F, d] of states [B, F, input_size], without queries."""
-        first = self._num_heads * self._head_dim
+        first = self.num_heads * self.head_dim
         bias = self.qkv_proj.bias
         projected = nn.functional.linear(states, self.qkv_proj.weight[first:], None if bias is None else bias[first:])
-        keys, values = projected.view(*states.shape[:2], -1, self._head_dim).chunk(2, 2)
+        keys, values = projected.view(*states.shape[:2], -1, self.head_dim).chunk(2, 2)
         keys = rotate(keys if self.k_norm is None else self.k_norm(keys), rotation)
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Mask) -> Tensor:
         """Queries [B, F, A, d] over keys and values [B, G, S, d]: [B, F, H]."""
         num_rows, num_tokens, _, size = queries.shape
-        share = self._num_heads // self._num_key_heads
+        share = self.num_heads // self.num_key_heads
         stacked = queries.view(num_rows, num_tokens, -1, share, size).permute(0, 2, 3, 1, 4)
         stacked = stacked.reshape(num_rows, -1, share * num_tokens, size)
         sinks = self.attention_sink_bias
