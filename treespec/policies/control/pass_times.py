@@ -17,7 +17,7 @@ ON_HOST = {1: 1.0, 4: 1.12, 8: 1.3, 16: 2.1, 32: 3.6}
 ON_ACCELERATOR = {1: 1.0, 2: 1.16, 64: 1.2}
 """A pass's time by tokens, in passes over one token, where nothing was measured: on an accelerator an 8B model's, whose
 attention takes a mask from two nodes on (benchmarks/results/accelerator.md)."""
-KNOWN_UNITS, GUESSED_UNITS = (0.3, 0.6, 0.03, 0.3, 1.0), (100.0, 100.0, 100.0, 100.0, 3.0)
+KNOWN_UNITS, GUESSED_UNITS = (0.3, 0.2, 0.01, 0.3, 1.0), (100.0, 100.0, 100.0, 100.0, 3.0)
 """See `Times`: of measured curves and accelerators, whose passes are flat; and of hosts, whose passes may be steep."""
 FORGETTING = 0.99
 """What earlier observations count for at every new one."""
