@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import treespec.policies.children as children_module
+from treespec.drafters.base import can_use_heap
 from treespec.errors import ConfigError
 from treespec.literature import StochasticBeam
 from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec, TreeBuilder, as_policy
@@ -293,3 +294,9 @@ def test_as_policy():
     assert as_policy("[(0,), (1,), (0, 0)]").max_nodes == as_policy([(0,), (1,), (0, 0)]).max_nodes == 4
     chain = Chain(3)
     assert as_policy(chain) is chain
+
+
+def test_a_subclass_of_best_first_grows_its_own_trees():
+    """The heap knows `BestFirst`'s order alone."""
+    assert can_use_heap(BestFirst(8))
+    assert not can_use_heap(type("Own", (BestFirst,), {})(8))
