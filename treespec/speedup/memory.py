@@ -29,7 +29,7 @@ PROBABILITY, TOKEN_ID = 4, 8
 TABLES = {"cpu": 2, "accelerator": 15}
 """Float32 numbers per node and token of the vocabulary, logits not counted: the model's distribution and the draft's.
 Accelerators verify all nodes of sampled trees at once, and keep the distributions and logits of nodes that were cut off
-(3.5 with the model's), in a buffer of up to 4.5; they draw from a copy (1) by sums in float64 (4). An H100 took 14.1."""
+(3.5 with the model's), in a buffer of up to 4.5; they draw from a copy (1) by sums in float64 (4). An H100: 14.1."""
 
 
 @dataclass(frozen=True)
