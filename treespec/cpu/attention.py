@@ -71,7 +71,8 @@ class NativeAttention:
     def _bool_panels(self, seen: Bool[Tensor, "B 1 F S"], num_groups: int) -> Float[Tensor, "B panels S columns"]:
         num_rows, _, num_nodes, num_slots = seen.shape
         num_queries = num_groups * num_nodes
-        panels = torch.zeros(num_rows, -(-num_queries // self._columns), num_slots, self._columns, device="cpu")
+        shape = (num_rows, -(-num_queries // self._columns), num_slots, self._columns)
+        panels = torch.zeros(shape, dtype=torch.float32, device="cpu")
         self._mask(seen.data_ptr(), panels.data_ptr(), num_rows, num_nodes, num_slots, num_queries)
         return panels
 
