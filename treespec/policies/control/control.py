@@ -208,7 +208,7 @@ class Control(ShowsOptions, StepControl):
             learned.num_plain, learned.num_drafts = 0, learned.num_drafts + 1
             if learned.num_drafts % TIMED_DRAFT == 0 and self._is_timed and gain < SURE_GAIN:
                 return PLAIN, "to know its time"
-            if learned.num_drafts == TIMED_DRAFT and self._is_timed and drafting[best + 1 :].any():
+            if learned.num_drafts == TIMED_DRAFT and self._is_timed and drafting[best + 1 : best + 2].any():
                 return best + 1, "to know its time"
             return best, f"{gain:.2f} times plain"
         if learned.num_plain >= max(learned.wait, reading_steps):
