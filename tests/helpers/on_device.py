@@ -65,6 +65,7 @@ def _patch_models(device: torch.device, move: Callable[[nn.Module, torch.device]
     from treespec.heads.modules.base import DraftHead
     from treespec.hf.models import make_scorer  # noqa: F401  Which imports all kinds of scorers.
     from treespec.hf.models.base import ModelScorer
+    from treespec.hf.recurrent import scorer as _scorer  # noqa: F401  Imported at a recurrent model's first call.
 
     def evaluate(module: Any) -> Any:
         nn.Module.eval(module)
@@ -117,13 +118,13 @@ def _with_moved_prompt(prefill: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_moved_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Inputs go where the model's embedding is; results come back if one was elsewhere."""
+    """Inputs go where the model's first weight is; results come back if one was elsewhere."""
 
     @functools.wraps(call)
     def moved(model: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not is_called_by_a_test():
             return call(model, *args, **kwargs)
-        device = model.get_input_embeddings().weight.device
+        device = next(_kept_by(model)).device
         if all(tensor.device == device for tensor in tensors_in((args, kwargs))):
             return call(model, *args, **kwargs)
         args, kwargs = _mapped(lambda x: x.to(device), (args, kwargs))
