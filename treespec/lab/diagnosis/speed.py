@@ -11,8 +11,25 @@ import numpy as np
 from treespec.lab.diagnosis.evidence import Evidence
 from treespec.policies.control.pass_times import PassTimes
 
+LEAST_GAIN = 1.15
+"""A cause counts where its removal makes the run at least this many times as fast."""
 LONGEST_DRAFT = 64
 """Tokens of the longest perfect draft that is considered."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One thing that holds a run back.
+
+    `name` is short and always the same; `evidence` has the numbers that speak for it; `change` is what to do;
+    `speedup` is the run's speed with the change, in today's plain decoding. What is attainable instead is a convention:
+    what well-chosen settings usually reach.
+    """
+
+    name: str
+    evidence: str
+    change: str
+    speedup: float
 
 
 def pass_ms(passes: PassTimes, nodes: float) -> float:

@@ -67,8 +67,9 @@ class Cell:
         check_number("top_p", self.top_p, lambda p: 0 < p <= 1, "be above 0 and at most 1")
         if self.rule != "auto":
             get_rule(self.rule)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**31:
-            raise ConfigError(f"a study's seed must be an int from 0 to 2**31 - 1, got {self.seed!r}")
+        check_number(
+            "seed", self.seed, lambda n: isinstance(n, int) and 0 <= n < 2**31, "be an int from 0 to 2**31 - 1"
+        )
         if not isinstance(self.processors, str) or not self.processors.startswith("{"):
             raise ConfigError(f"a study's processors must be mappings of generate's arguments, got {self.processors!r}")
 

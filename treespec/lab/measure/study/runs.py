@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treespec.data.tensor_file import whole
 from treespec.engine.stats import PHASES, SpeculationStats
 from treespec.errors import ConfigError, RuleMismatchError, TreespecError, UnsupportedModeError
 from treespec.hf.generation.speculation import TreeSpeculation
@@ -22,7 +23,7 @@ from treespec.hf.machine import OtherWork
 from treespec.lab.measure.paired import Run, timed_call
 from treespec.lab.measure.study.cells import PLAIN, Cell
 from treespec.lab.measure.study.study import Block, Study
-from treespec.lab.store import Store, whole
+from treespec.lab.store import Store
 
 Encode = Callable[[Any, Sequence[str]], Mapping[str, Tensor]]
 """A tokenizer and users' messages to arguments of `generate`, left-padded."""
