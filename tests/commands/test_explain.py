@@ -25,10 +25,8 @@ def test_the_textbooks_round_is_explained():
     ("numbers", "words"),
     [
         (("a,b", "0.5,0.5", "0,0"), "separated by commas"),
-        (("0.5", "0.5,0.5", "0"), "1 in --target, 2 in --draft, 1 in --coins"),
-        (("2", "0.5", "0"), "--target takes numbers from 0 to 1, got 2"),
-        (("0.5", "0", "0"), "--draft takes numbers above 0 to 1, got 0"),
-        (("0.5", "0.5", "nan"), "--coins takes numbers from 0 to 1, got nan"),
+        (("0.5", "0.5,0.5", "0"), "target_token_probs must have shape [2], got [1]"),
+        (("0.5", "0.5", "nan"), "coins must lie in [0, 1], got [nan]"),
         (("", "0.5", "0"), "--target takes numbers separated by commas"),
     ],
 )

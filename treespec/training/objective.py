@@ -8,6 +8,7 @@ until it has become its loss and its gradient with respect to the outputs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,15 @@ class Draft(NamedTuple):
     outputs: Tensor
     texts: Tensor
     anchors: Tensor
+
+
+def unrolled(batch: Batch, depths: Iterable[Tensor]) -> list[Draft]:
+    """Drafts of a head that is unrolled from a text's second token on, from its outputs [B, T - 1, H] by depth."""
+    drafts = []
+    for depth, outputs in enumerate(depths):
+        texts, starts = batch.is_generated[:, 1 + depth :].nonzero(as_tuple=True)
+        drafts.append(Draft(outputs[texts, starts], texts, starts + 1))
+    return drafts
 
 
 class Learner(nn.Module, ABC):
