@@ -1,7 +1,5 @@
 """The snippets of docs/ run, and its tables agree with the code."""
 
-from __future__ import annotations
-
 import pkgutil
 import re
 import shlex
