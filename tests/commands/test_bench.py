@@ -6,7 +6,6 @@ from functools import partial
 from helpers import cli
 
 from treespec.commands import bench
-from treespec.errors import ConfigError
 from treespec.lab.selftest.agreement import Agreement
 
 SMALL = ("--max-new-tokens", "4", "--rounds", "1", "--drafter", "suffix")  # As generate names it, too.
@@ -40,9 +39,3 @@ def test_a_wrong_output_is_exit_code_1(saved, prompts, monkeypatch):
     done = invoke(saved, "--prompts", prompts, *SMALL, "--no-auto")
     assert done.exit_code == 1
     assert "WRONG" in done.stdout
-
-
-def test_a_configuration_and_a_tree_exclude_each_other(saved):
-    found = invoke(saved, "--speculative-config", "{}", "--tree", "8").exception
-    assert isinstance(found, ConfigError)
-    assert "leave out --drafter, --chain and --tree" in str(found)

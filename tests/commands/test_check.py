@@ -3,11 +3,8 @@
 import json
 from functools import partial
 
-import pytest
 from helpers import cli
 
-from treespec.commands import main
-from treespec.errors import CheckpointError, ConfigError, InvalidTreeError
 from treespec.lab.selftest import check as module
 from treespec.lab.selftest.report import FAILED
 from treespec.lab.setting import Setting
@@ -41,33 +38,3 @@ def test_a_failed_check_is_exit_code_1(saved, monkeypatch):
     done = invoke(saved, "--only", "tree logits")
     assert done.exit_code == 1
     assert "NOT EXACT: 1 checks failed (tree logits)" in done.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        (["--report", "check.txt"], ConfigError, "must be a *.md or *.json file"),
-        (["--only", "everything"], ConfigError, "no check is called everything"),
-        (["--drafter", "head"], ConfigError, "ships for SmolLM2-135M-Instruct only"),
-        (["--drafter", "no/such/folder"], CheckpointError, "cannot load"),
-        (["--tree", "many"], InvalidTreeError, "rank paths such as"),
-        (["--rule", "best"], ConfigError, "no verification rule is called 'best'"),
-        (["--speculative-config", "ngram"], ConfigError, "must be JSON"),
-        (["--speculative-config", "3"], ConfigError, "must be a mapping"),
-        (["--speculative-config", "{}", "--tree", "8"], ConfigError, "leave out --drafter and --tree"),
-        (["--device", "meta"], ConfigError, "must be an existing cpu, cuda or cuda:NUMBER, got 'meta'"),
-        (["--device", "cuda:99"], ConfigError, "must be an existing cpu, cuda or cuda:NUMBER, got 'cuda:99'"),
-    ],
-)
-def test_wrong_options_are_named(saved, arguments, error, words):
-    found = invoke(saved, *arguments).exception
-    assert isinstance(found, error), found
-    assert words in str(found)
-
-
-def test_errors_have_exit_code_2_and_no_traceback(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["treespec", "check", str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "treespec: cannot load" in capsys.readouterr().err

@@ -9,7 +9,6 @@ from helpers.cli import invoke
 from rich.console import Console
 
 from treespec.commands.tune import _show
-from treespec.errors import CheckpointError, ConfigError
 from treespec.lab.setting import Setting
 
 SMALL = ("--new-tokens", "6", "--rounds", "1", "--max-nodes", "4")
@@ -59,28 +58,3 @@ def test_the_table_and_settings_of_bench_and_chat(saved, prompts, tmp_path):
     assert list(json.loads(done.stdout)["runs"])[-1] == "setting setting.json"
     done = invoke("chat", saved, "--max-new-tokens", "4", "--setting", out, input="Hi\n")
     assert done.exit_code == 0, done.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        (["--max-latency", "0"], ConfigError, "--max-latency must be positive"),
-        (["--drafter", "no/such/folder"], CheckpointError, "cannot load"),
-    ],
-)
-def test_wrong_use_is_named_and_nothing_is_written(saved, tmp_path, monkeypatch, arguments, error, words):
-    monkeypatch.chdir(tmp_path)
-    found = invoke("tune", saved, *SMALL, *arguments).exception
-    assert isinstance(found, error), found
-    assert words in str(found)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_settings_that_cannot_be_read(saved, tmp_path):
-    command = ("generate", saved, "--prompt", "a", "--setting", tmp_path / "a.json")
-    (tmp_path / "a.json").write_text("{}")
-    found = invoke(*command).exception
-    assert isinstance(found, ConfigError)
-    assert "is not a setting file" in str(found)
-    Setting(("suffix",)).save(tmp_path / "a.json")
-    assert "leave out the options" in str(invoke(*command, "--tree", "4").exception)

@@ -2,15 +2,12 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
-from helpers.training import CONFIG, SMALL, VOCAB, random_texts, write
-from helpers.zoo import build
+from helpers.training import CONFIG, VOCAB, write
 from safetensors.torch import load_file
 
 import treespec
-from treespec.errors import UnsupportedModelError
-from treespec.training import TrainingConfig, train
+from treespec.training import train
 
 MTP = replace(CONFIG, kind="mtp")
 
@@ -31,15 +28,6 @@ def test_a_layer_is_trained_written_and_drafts(target, texts, tmp_path):
     assert speculation.stats.num_draft_tokens > 0
     again = train(target, texts, tmp_path / "again", replace(MTP, start=str(tmp_path), num_steps=1))
     assert again.evaluation.overlap[0] > evaluations[0].overlap[0]
-
-
-@pytest.mark.parametrize("name", ["mixtral", "mamba", "phi"])
-def test_what_is_not_trained_is_refused_by_name(name, tmp_path):
-    target = build(name)
-    with pytest.raises(
-        UnsupportedModelError, match=r"MTP layers (are trained for models with attention and one MLP|have norms with)"
-    ):
-        train(target, random_texts(96), tmp_path, TrainingConfig(kind="mtp", **SMALL))
 
 
 def test_random_first_weights(target, tmp_path):
