@@ -1,7 +1,5 @@
 """Settings in files: which drafters, tree and rule were found to be best for a model, and what was measured."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -10,7 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
@@ -92,7 +90,7 @@ class Setting:
             scratch.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Setting:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Raises `ConfigError`: there is no such file, or it is not a setting file of this version."""
         try:
             data: Any = json.loads(Path(path).read_text())

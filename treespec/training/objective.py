@@ -5,8 +5,6 @@ a + d + 1 at depth d, counted from 0. Logits are by far the largest tensors of t
 until it has become its loss and its gradient with respect to the outputs.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,6 +30,13 @@ class Draft(NamedTuple):
     outputs: Tensor
     texts: Tensor
     anchors: Tensor
+
+
+class TargetTopProbs(NamedTuple):
+    """The target's most probable tokens that the draft vocabulary has; rows of probabilities sum to at most one."""
+
+    ids: Tensor  # int64 [M, k], draft ids, -1 for tokens outside.
+    probs: Tensor  # float32 [M, k], 0 for those.
 
 
 def unrolled(batch: Batch, depths: Iterable[Tensor]) -> list[Draft]:
@@ -120,13 +125,6 @@ class Objective(nn.Module):
             drafted = probs.gather(1, target.ids[part].clamp(min=0))
             overlaps[part] = torch.minimum(drafted, target.probs[part]).sum(1)
         return ranks, overlaps
-
-
-class TargetTopProbs(NamedTuple):
-    """The target's most probable tokens that the draft vocabulary has; rows of probabilities sum to at most one."""
-
-    ids: Tensor  # int64 [M, k], draft ids, -1 for tokens outside.
-    probs: Tensor  # float32 [M, k], 0 for those.
 
 
 def distribution_loss(

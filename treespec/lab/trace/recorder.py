@@ -1,10 +1,8 @@
 """`Recorder`: what the engine shows a trace during one call."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -55,7 +53,7 @@ class Recorder(Observer):
         self._distributions: dict[str, Tensor] | None = None
         self._num_steps, self._prefill = 0, 0.0
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Self:
         self.file.begin(self._about)
         self._start_step()
         return self

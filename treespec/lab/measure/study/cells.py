@@ -1,11 +1,9 @@
 """Cells of a study: one combination of factors each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
 from treespec.checks import check_count, check_number
 from treespec.errors import ConfigError
@@ -84,7 +82,7 @@ class Cell:
             return {"do_sample": False, **more}
         return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": 0, **more}
 
-    def without_unused(self) -> Cell:
+    def without_unused(self) -> Self:
         """With what does not count for this policy and temperature at its default, so that equal cells are equal."""
         found = self
         if self.temperature == 0:

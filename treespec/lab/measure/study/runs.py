@@ -1,7 +1,5 @@
 """A study's runs: block by block, in several processes, each block kept as soon as it is done."""
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -43,7 +41,7 @@ class Subject:
     is_warm: bool = False
 
     @classmethod
-    def of(cls, study: Study, load: Load, encode: Encode) -> Subject:
+    def of(cls, study: Study, load: Load, encode: Encode) -> Self:
         torch.set_num_threads(study.threads)
         return cls(*load(study), encode, study.new_tokens)
 
