@@ -41,6 +41,8 @@ FILES = {
         ("check model --device meta", ConfigError, "must be an existing cpu, cuda or cuda:NUMBER, got 'meta'"),
         ("check model --device cuda:99", ConfigError, "must be an existing cpu, cuda or cuda:NUMBER, got 'cuda:99'"),
         ("bench model --speculative-config {} --tree 8", ConfigError, "leave out --drafter, --chain and --tree"),
+        ("bench model --speculative-config {} --setting setting.json", ConfigError, "got both"),
+        ("bench model --setting no-setting.json", ConfigError, "is not a setting file"),
         ("tune model --max-latency 0", ConfigError, "--max-latency must be positive"),
         ("tune model --drafter no/such/folder", CheckpointError, "cannot load"),
         ("generate model --prompt a --file file", ConfigError, "by --prompt or by --file, got both"),
