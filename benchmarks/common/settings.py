@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 import treespec
+from treespec.data.tensor_file import whole
 from treespec.lab import tables
-from treespec.lab.store import whole
 
 RESULTS = Path(__file__).parents[1] / "results"
 SAMPLING: dict[str, dict[str, Any]] = {

@@ -1,9 +1,9 @@
-"""The benchmark of hybrids: tables of rounding, and kinds that cannot be measured."""
+"""The benchmark of hybrids: rounding, and kinds that cannot be measured."""
 
 from transformers import Cache
 
 from benchmarks.hybrids import error, models
-from benchmarks.hybrids.__main__ import rows, tables
+from benchmarks.hybrids.__main__ import tables
 from treespec.hf.cache.growing import GrowingLayer
 from treespec.hf.recurrent import rg_lru
 
@@ -19,11 +19,7 @@ def test_rounding_of_tree_passes():
                 0 < tree < 3 * own
                 for tree, own in zip(ways["chain"] + ways["tree"], 2 * ways["whole text"], strict=True)
             )
-    table = tables(found)[0]
-    assert "from single tokens, float32" in table
-    assert "depths 1 to 4 | depths 5 to 16 | depths 17 to 48" in table
-    shown = rows("Mamba-2", found["Mamba-2"]["float32"]["single tokens"])
-    assert [row[1] for row in shown] == ["chain", "tree", "whole text", "chain / whole text", "tree / whole text"]
+    assert "from single tokens, float32" in tables(found)[0]
 
 
 def test_kinds_that_are_not_served_are_named(monkeypatch, capsys):

@@ -93,17 +93,15 @@ def test_a_whole_run_is_kept_and_resumed(run_peers, monkeypatch):
 
 
 def test_contexts_and_a_busy_core_are_cells_of_their_own(run_peers):
-    cores = os.sched_getaffinity(0)
     data, text = run_peers(
         "--contexts", "3", "--busy", "0", "1", "--temperatures", "1", "--prompts", "1", "--contestants"
     )
     assert list(data["found"]) == ["context 3, T = 1", "context 3, 1 more on the core, T = 1"]
     assert "| context 3, 1 more on the core, T = 1 | plain" in text
-    assert os.sched_getaffinity(0) == cores
 
 
 def test_a_busy_core_is_shared_while_it_lasts(monkeypatch):
-    started, popen = [], subprocess.Popen
+    started, popen, cores = [], subprocess.Popen, os.sched_getaffinity(0)
     monkeypatch.setattr(
         subprocess, "Popen", lambda *given, **options: started.append(popen(*given, **options)) or started[-1]
     )
@@ -112,6 +110,7 @@ def test_a_busy_core_is_shared_while_it_lasts(monkeypatch):
         assert [os.sched_getaffinity(other.pid) for other in started] == 2 * [os.sched_getaffinity(0)]
         assert [other.poll() for other in started] == [None, None]
     assert all(other.returncode for other in started)
+    assert os.sched_getaffinity(0) == cores
 
 
 def test_first_calls_and_random_drafts_go_by_what_speed_up_returns():

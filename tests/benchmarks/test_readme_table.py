@@ -7,7 +7,7 @@ import pytest
 from benchmarks.common.settings import RESULTS
 from benchmarks.peers.contestants import BLOCK, PLAIN
 from benchmarks.peers.report import complete, speed
-from benchmarks.readme_table import PEERS, README, peers_part, written
+from benchmarks.readme_table import PEERS, README, written
 from benchmarks.speed_up import TREE
 
 
@@ -30,20 +30,6 @@ def test_readme_begins_with_what_its_first_block_gives():
         assert f"{block} times {words}" in begin
         assert tree in text.split("## Measured")[1]
     assert data["differing"] == []
-
-
-def test_peers_are_sorted_by_time():
-    runs = {
-        name: {"seconds": seconds, "tokens": 3, "reading": 0.0, "agreement": "identical"}
-        for name, seconds in (("plain", 0.4), ("optimized", 0.3), ("vllm", 0.8), ("auto", 0.1))
-    }
-    found = {
-        "prompts": {"gsm8k-1": runs},
-        "run": {"new_tokens": 3, "threads": 1, "command": "python -m benchmarks.peers --prompts 1"},
-    }
-    rows = peers_part({"found": {"T = 0": found}}).splitlines()[4:]
-    assert [row.split(" | ")[1] for row in rows] == ["400.0", "200.0", "150.0", "50.0"]
-    assert rows[-1].endswith("| 4.00 | 3.00 |")
 
 
 def test_a_missing_mark_is_named():

@@ -1,7 +1,5 @@
 """Trees against chains at test size: the replay against the engine with real passes, the statistics, the reports."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from types import SimpleNamespace

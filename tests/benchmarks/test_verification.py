@@ -1,7 +1,5 @@
 """The verification benchmark at test size: its expectations against enumeration, its report on a tiny model."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

@@ -80,10 +80,3 @@ def test_references_run_without_drafts_in_the_same_precision():
         if engine.reference is not None:
             reference = cuda.ENGINES[engine.reference]
             assert reference == (engine.arguments, None, None) or engine.arguments["dtype"] == "float32"
-
-
-def test_times_need_one_engine_at_a_time(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["cuda", "--model", "folder", "--times", "--at-once", "2"])
-    with pytest.raises(SystemExit):
-        cuda.main()
-    assert "--at-once 1" in capsys.readouterr().err

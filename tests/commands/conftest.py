@@ -1,4 +1,4 @@
-"""A saved model that the commands load by its folder."""
+"""A saved model that the commands load by its folder, and prompts."""
 
 import pytest
 from helpers.written import TARGET, TOKENIZER
@@ -10,3 +10,9 @@ def saved(tmp_path):
     TARGET.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    (tmp_path / "prompts.txt").write_text("What is this?\nAnd that?\n")
+    return tmp_path / "prompts.txt"

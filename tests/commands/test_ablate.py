@@ -51,7 +51,7 @@ def test_weights_are_packed_by_default_as_elsewhere(saved, study, tmp_path):
     given = read_study(study, lambda file: [])
     for is_packed in (True, False):
         model, _, drafters = load_subject(replace(given, is_packed=is_packed))
-        (draft,) = drafters([str(saved)])
+        draft, _ = drafters([str(saved), "suffix"])
         assert has_fast_linears(model) == has_fast_linears(draft) == is_packed
     assert invoke(study, "--no-pack").exit_code == 0
     assert "no weights are packed" in (tmp_path / "trees" / "report.md").read_text()
@@ -83,11 +83,3 @@ def test_wrong_studies_are_named(study, tmp_path, text, error, words):
     assert isinstance(found, error), found
     assert words in str(found)
     assert not (tmp_path / "out").exists()
-
-
-def test_files_that_do_not_exist(study, tmp_path):
-    (tmp_path / "file").touch()
-    found = invoke(study, "--out", tmp_path / "file" / "out").exception
-    assert isinstance(found, ConfigError)
-    assert "is not a folder that you may write to" in str(found)
-    assert invoke(tmp_path / "missing.yaml").exit_code == 2

@@ -2,10 +2,8 @@
 
 import json
 
-import pytest
 from helpers import cli
 
-from treespec.errors import ConfigError
 from treespec.literature.textbook import explain_round
 
 
@@ -19,20 +17,3 @@ def test_the_textbooks_round_is_explained():
     found = json.loads(invoke("0.3,0.2,0.1", "0.2,0.4,0.5", "0.9,0.3,0.6", "--json").stdout)
     assert found["num_accepted"] == wanted.num_accepted
     assert [step["verdict"] for step in found["steps"]] == [step.verdict for step in wanted.steps]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "words"),
-    [
-        (("a,b", "0.5,0.5", "0,0"), "separated by commas"),
-        (("0.5", "0.5,0.5", "0"), "1 in --target, 2 in --draft, 1 in --coins"),
-        (("2", "0.5", "0"), "--target takes numbers from 0 to 1, got 2"),
-        (("0.5", "0", "0"), "--draft takes numbers above 0 to 1, got 0"),
-        (("0.5", "0.5", "nan"), "--coins takes numbers from 0 to 1, got nan"),
-        (("", "0.5", "0"), "--target takes numbers separated by commas"),
-    ],
-)
-def test_wrong_numbers_are_named(numbers, words):
-    found = invoke(*numbers).exception
-    assert isinstance(found, ConfigError)
-    assert words in str(found)

@@ -13,7 +13,6 @@ from treespec.commands.chat import Conversation
 from treespec.commands.models import Loaded
 from treespec.commands.stream import Stream
 from treespec.drafters import Merge
-from treespec.errors import ConfigError
 
 LOADED = Loaded(TARGET, TOKENIZER, "toy")
 SHORT = ("--max-new-tokens", "12", "--tree", "6")
@@ -61,19 +60,6 @@ def test_accepted_tokens_have_their_drafter(num_nodes):
     assert stream.counts.total() == 24
     assert stream.counts.total() - stream.counts["target"] == speculation.stats.num_accepted_tokens
     assert set(stream.counts) <= {"TokenRecycling", "SuffixLookup", "target"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--prompt", "a", "--file", __file__], "by --prompt or by --file, got both"),
-        (["--prompt", "  "], "the prompt is empty"),
-    ],
-)
-def test_wrong_options_are_named(saved, arguments, words):
-    found = invoke("generate", saved, *arguments).exception
-    assert isinstance(found, ConfigError)
-    assert words in str(found)
 
 
 def test_a_conversation_reuses_its_cache():

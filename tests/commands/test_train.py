@@ -12,9 +12,6 @@ from helpers.training import SMALL, VOCAB, write
 from safetensors.torch import load_file
 
 import treespec
-from benchmarks.common.settings import settings as benchmark_settings
-from treespec.commands.console import command_line
-from treespec.errors import ConfigError
 from treespec.training import TrainingConfig, parse_settings, train
 from treespec.training.text.texts import read_folder, save_texts
 
@@ -76,24 +73,3 @@ def test_the_snippets_of_the_training_page_run(folders, monkeypatch):
         exec(snippet.replace("num_steps=1000", "num_steps=1, num_depths=2"), names)
     assert names["result"].evaluation.summary()
     assert parse_settings(set(re.findall(r"--set (\w+=[\w.,-]+)", page)) - {"name=value"})
-
-
-def test_a_wrong_setting_is_one_line(folders, capsys):
-    command = ["train", folders / "target", "--texts", folders / "texts", "--out", folders / "run"]
-    done = invoke(*command, "--set", "batch=3")
-    assert "no setting 'batch'" in str(done.exception)
-
-
-@pytest.mark.parametrize("name", ["gpu", "meta", "cuda:99"])
-def test_a_device_that_does_not_exist_is_named(folders, name):
-    command = ["train", folders / "target", "--texts", folders / "texts", "--out", folders / "run"]
-    found = invoke(*command, "--device", name).exception
-    assert isinstance(found, ConfigError)
-    assert f"--device must be an existing cpu, cuda or cuda:NUMBER, got '{name}'" in str(found)
-
-
-def test_the_recorded_command_names_no_folders(monkeypatch):
-    given = ["treespec", "train", "/home/me/model", "--out=/home/me/runs/a/", "--texts", "one=/data/x=y/z", "runs/b"]
-    monkeypatch.setattr("sys.argv", given)
-    for recorded in (command_line(), benchmark_settings()["command"]):
-        assert recorded.split()[-5:] == ["model", "--out=a", "--texts", "one=z", "runs/b"]

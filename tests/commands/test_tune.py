@@ -9,16 +9,9 @@ from helpers.cli import invoke
 from rich.console import Console
 
 from treespec.commands.tune import _show
-from treespec.errors import CheckpointError, ConfigError
 from treespec.lab.setting import Setting
 
 SMALL = ("--new-tokens", "6", "--rounds", "1", "--max-nodes", "4")
-
-
-@pytest.fixture
-def prompts(tmp_path):
-    (tmp_path / "prompts.txt").write_text("What is this?\n")
-    return tmp_path / "prompts.txt"
 
 
 def test_a_setting_is_written_and_read_by_the_other_commands(saved, prompts, tmp_path):
@@ -65,38 +58,3 @@ def test_the_table_and_settings_of_bench_and_chat(saved, prompts, tmp_path):
     assert list(json.loads(done.stdout)["runs"])[-1] == "setting setting.json"
     done = invoke("chat", saved, "--max-new-tokens", "4", "--setting", out, input="Hi\n")
     assert done.exit_code == 0, done.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        (["--max-latency", "0"], ConfigError, "--max-latency must be positive"),
-        (["--out", "no/such/folder/a.json"], ConfigError, "is not a folder that you may write to"),
-        (["--drafter", "no/such/folder"], CheckpointError, "cannot load"),
-    ],
-)
-def test_wrong_use_is_named_and_nothing_is_written(saved, tmp_path, monkeypatch, arguments, error, words):
-    monkeypatch.chdir(tmp_path)
-    found = invoke("tune", saved, *SMALL, *arguments).exception
-    assert isinstance(found, error), found
-    assert words in str(found)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-@pytest.mark.parametrize("arguments", [["--rounds", "0"], ["--max-nodes", "0"], ["--prompts", "missing.txt"]])
-def test_options_out_of_range(saved, arguments):
-    assert invoke("tune", saved, *arguments).exit_code == 2
-
-
-@pytest.mark.parametrize("command", ["generate", "bench"])
-def test_settings_that_cannot_be_read(saved, tmp_path, command):
-    prompt = ["--prompt", "a"] if command == "generate" else []
-    (tmp_path / "a.json").write_text("{}")
-    found = invoke(command, saved, *prompt, "--setting", tmp_path / "a.json").exception
-    assert isinstance(found, ConfigError)
-    assert "is not a setting file" in str(found)
-    Setting(("suffix",)).save(tmp_path / "a.json")
-    if command != "bench":
-        found = invoke(command, saved, *prompt, "--setting", tmp_path / "a.json", "--tree", "4").exception
-        assert "leave out the options" in str(found)
-    assert invoke(command, saved, *prompt, "--setting", tmp_path / "no.json").exit_code == 2

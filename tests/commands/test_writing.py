@@ -7,7 +7,8 @@ from helpers.cli import invoke
 from helpers.written import TOKENIZER, split
 
 from treespec.drafters import WarmStart
-from treespec.errors import CheckpointError, ConfigError
+from treespec.errors import CheckpointError
+from treespec.training.text.batch import Writing
 from treespec.training.text.texts import Texts, read_folder
 
 
@@ -53,39 +54,19 @@ def test_the_command_that_only_writes(saved, tmp_path):
     assert isinstance(refused.exception, CheckpointError), "answers to other prompts are in that folder"
 
 
-def test_the_command_takes_openings_and_temperatures(saved, tmp_path):
-    openings, out = tmp_path / "openings.txt", tmp_path / "texts"
-    openings.write_text("Translate\n")
-    arguments = ["write", saved, "--out", out, "--openings", openings, "--tokens", "100", "--seed", "1"]
-    arguments += ["--batch-size", "4", "--max-length", "60", "--max-message", "12", "--temperature", "0"]
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
-    for text, top in split(read_folder(out)):
-        words = TOKENIZER.decode(text)
-        assert words.startswith("<s>user\nTranslate")
-        if "<s>assistant\n" in words:
-            start = next(i for i in range(len(text)) if TOKENIZER.decode(text[:i]).endswith("<s>assistant\n"))
-            assert torch.equal(top[start - 1 : -1, 0], text[start:]), "all answers are greedy"
-    assert invoke(*arguments[:-1], "-1").exit_code != 0
-
-
-def test_the_command_writes_in_another_dtype(saved, tmp_path, monkeypatch):
+def test_all_options_arrive(saved, tmp_path, monkeypatch):
     seen = []
 
-    def write_texts(model, *_, **__):
-        seen.append(model.dtype)
+    def write_texts(model, tokenizer, num_tokens, folder, **options):
+        seen.append((model.dtype, num_tokens, options.get("openings"), options["writing"]))
         return Texts(torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64), torch.zeros(1, 1).long())
 
     monkeypatch.setattr("treespec.training.text.writing.write_texts", write_texts)
-    for dtype in (["--dtype", "bfloat16"], []):
-        assert invoke("write", saved, "--out", tmp_path, *dtype).exit_code == 0
-    assert seen == [torch.bfloat16, torch.float32]
-    refused = invoke("write", saved, "--out", tmp_path, "--dtype", "int8")
-    assert isinstance(refused.exception, ConfigError)
-
-
-def test_files_that_cannot_be_written_are_named_before_the_model_is_loaded(tmp_path):
-    (tmp_path / "file").touch()
-    for out in (tmp_path, tmp_path / "file" / "x.safetensors"):
-        refused = invoke("warm-up", tmp_path, "--out", out).exception
-        assert "cannot be written" in str(refused)
+    (tmp_path / "openings.txt").write_text("Translate\n")
+    given = ["--openings", tmp_path / "openings.txt", "--tokens", 100, "--seed", 1, "--batch-size", 4]
+    given += ["--max-length", 60, "--max-message", 12, "--temperature", 0, "--temperature", 1, "--dtype", "bfloat16"]
+    for options in (given, []):
+        assert invoke("write", saved, "--out", tmp_path, *options).exit_code == 0
+    writing = Writing(temperatures=(0.0, 1.0), max_message=12, max_length=60, batch_size=4, seed=1)
+    assert seen[0] == (torch.bfloat16, 100, ["Translate"], writing)
+    assert seen[1] == (torch.float32, 200_000, None, Writing())

@@ -26,7 +26,7 @@ from treespec.engine.ranks import Alone
 from treespec.errors import RanksDisagreeError, TreespecError, UnsupportedModelError
 from treespec.hf.introspect import model_facts, ranks_of
 from treespec.hf.weights import local_part, whole_weight
-from treespec.lab.pass_times import pass_times
+from treespec.lab.pass_times import pass_profile
 from treespec.policies import Control
 
 ROOT = Path(__file__).parents[2]
@@ -142,8 +142,8 @@ def observe(folder: str, draft_folder: str) -> dict[str, Any]:
     }
     found["after errors"] = model.generate(ids, **OPTIONS, custom_generate=lookup).tolist()
     found["long"] = ranks.agree("text", "x" * (2 * ROW_BYTES + rank))
-    with patch.object(sys.modules[pass_times.__module__], "MOST_SECONDS", 0.0):
-        found["pass times"] = pass_times(model)
+    with patch.object(sys.modules[pass_profile.__module__], "MOST_SECONDS", 0.0):
+        found["pass times"] = pass_profile(model).pass_ms
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     found["weights"] = whole_weight(embedding).tolist(), whole_weight(head).tolist()
     found["local share"] = local_part(head.weight).numel() / head.weight.numel()

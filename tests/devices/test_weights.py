@@ -74,7 +74,7 @@ def test_counts_and_costs(tmp_path: Path) -> None:
 def test_pass_times_are_kept_for_each_storage_of_the_weights(tmp_path: Path) -> None:
     with patch.object(times, "MOST_SECONDS", 0.0), patch.object(times, "cache_folder", lambda: tmp_path):
         for model in (tiny_llama(), in_memory(), on_disk(tmp_path, MAPS["layers"]), tiny_llama()):
-            assert times.pass_times(model)
+            assert times.pass_profile(model).pass_ms
     assert len(list((tmp_path / "passes").iterdir())) == 3
 
 

@@ -1,7 +1,5 @@
 """The map is true: every path on it exists, every room is on it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

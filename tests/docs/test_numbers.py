@@ -4,8 +4,6 @@ Measured are numbers with a fraction, thousands and percentages in prose and tab
 snippets, code and headings are not, nor the constants below.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

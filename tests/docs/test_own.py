@@ -1,7 +1,5 @@
 """docs/own.md: its parts decode, and the rule of the page is proven."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,6 +1,5 @@
 """Settings: files whole or not at all, read again, refused where they do not fit."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -9,18 +8,17 @@ from helpers.tiny import noisy_copy, prompt, tiny_llama
 import treespec
 from treespec import TreeSpeculation
 from treespec.drafters.registry import DRAFTERS
-from treespec.errors import ConfigError, InvalidTreeError, TreespecWarning
-from treespec.lab.setting import Setting, drafter_names, machine_facts, model_sizes, tree_policy
+from treespec.errors import ConfigError, TreespecWarning
+from treespec.lab.setting import Setting, drafter_names, machine_facts, model_sizes
 from treespec.literature import LowConfidence
-from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia
+from treespec.policies import BestFirst, Chain, Control, KAry, Sequoia
 
 MODEL = tiny_llama()
 LOOKUPS = ("recycling", "suffix")
 
 
 @pytest.mark.parametrize(
-    "tree",
-    ["auto", "plain", "chain of 3", "tree of 8", "tree of 8, depth 2", "[(0,), (1,), (0, 0)]"],
+    "tree", ["auto", "plain", "chain of 3", "tree of 8", "tree of 8, depth 2", "[(0,), (1,), (0, 0)]"]
 )
 def test_a_written_setting_is_read_again(tmp_path, tree):
     setting = Setting(LOOKUPS, tree, "target_walk", sizes=model_sizes(MODEL), machine=machine_facts(MODEL))
@@ -40,9 +38,7 @@ def test_a_written_setting_is_read_again(tmp_path, tree):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
 
 
-@pytest.mark.parametrize(
-    "policy", [Control(8, 40.0), Control(), Chain(2), BestFirst(9, child_share=0.4), Paths([(0,), (1,)])]
-)
+@pytest.mark.parametrize("policy", [Control(8, 40.0), BestFirst(9, child_share=0.4)])
 def test_policies_that_a_setting_can_describe(tmp_path, policy):
     parts = [treespec.SuffixLookup(), treespec.TokenRecycling()]
     treespec.save_setting(TreeSpeculation(parts, tree=policy), tmp_path / "a.json", MODEL)
@@ -85,14 +81,13 @@ def test_drafters_without_a_name_are_given_one(tmp_path):
     [
         (None, "must be a setting that treespec tune wrote"),
         ("{", "must be a setting that treespec tune wrote"),
-        ("[]", "is not a setting file"),
         ('{"drafters": ["suffix"]}', "is not a setting file"),
         ('{"format": "treespec setting", "version": 7}', "has version 7"),
         ('{"format": "treespec setting", "version": 1}', "is damaged: 'drafters'"),
         ('{"format": "treespec setting", "version": 1, "drafters": []}', "drafters must be a list of names"),
-        ('{"format": "treespec setting", "version": 1, "drafters": 3}', "is damaged"),
         ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "colour": 1}', "colour"),
         ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "tree": "oak"}', "tree of 8"),
+        ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "tree": "chain of 0"}', "positive int"),
         ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "rule": "best"}', "'best'"),
         ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "max_nodes": 0}', "max_nodes"),
         ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "machine": 3}', "machine"),
@@ -116,26 +111,6 @@ def test_settings_of_other_models_and_machines(tmp_path):
     replace(setting, machine=machine_facts(MODEL) | {"threads": 99}).save(tmp_path / "a.json")
     with pytest.warns(TreespecWarning, match=r"threads 99, here \d+"):
         treespec.load_setting(tmp_path / "a.json", MODEL)
-
-
-def test_a_failed_write_leaves_what_was_there(tmp_path):
-    setting = Setting(LOOKUPS)
-    setting.save(tmp_path / "a.json")
-    before = (tmp_path / "a.json").read_text()
-    with pytest.raises(TypeError):
-        replace(setting, measured={"what": object()}).save(tmp_path / "a.json")
-    assert (tmp_path / "a.json").read_text() == before
-    assert json.loads(before)["version"] == 1
-    assert len(list(tmp_path.iterdir())) == 1
-    with pytest.raises(OSError, match="nowhere"):
-        setting.save(tmp_path / "nowhere" / "a.json")
-
-
-def test_unknown_trees():
-    with pytest.raises(InvalidTreeError, match="chain of 4"):
-        tree_policy("oak")
-    with pytest.raises(ConfigError, match="positive int"):
-        tree_policy("chain of 0")
 
 
 class Mine(treespec.SuffixLookup):

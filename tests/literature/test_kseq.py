@@ -1,7 +1,5 @@
 """K-SEQ: its share of the optimum, and what it refuses. Its exact distribution: tests/verification."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

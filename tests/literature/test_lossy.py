@@ -1,7 +1,5 @@
 """Lossy rules: what exactly they emit, where they become lossless, and that nothing chooses them by itself."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 
@@ -22,13 +20,7 @@ from treespec.testing import (
     exact_distribution,
 )
 from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
-from treespec.verification import (
-    RULES,
-    GivenUniforms,
-    TargetWalk,
-    resolve,
-    supporting_rules,
-)
+from treespec.verification import RULES, GivenUniforms, TargetWalk, resolve, supporting_rules
 
 LOSSY = [TypicalAcceptance(), EnsembleVerification(), ThresholdAcceptance()]
 TREE = FixedShape.kary(2, 2)
@@ -119,11 +111,7 @@ def test_the_ensemble_with_all_weight_on_the_target_is_lossless():
 
 
 def test_typical_acceptance_keeps_the_longest_then_the_likeliest_path():
-    probs = {
-        (): np.array([0.45, 0.45, 0.1]),
-        (0,): np.array([0.05, 0.05, 0.9]),
-        (1,): np.array([0.8, 0.1, 0.1]),
-    }
+    probs = {(): np.array([0.45, 0.45, 0.1]), (0,): np.array([0.05, 0.05, 0.9]), (1,): np.array([0.8, 0.1, 0.1])}
 
     def verdict(drafts, epsilon=0.3, delta=0.5):
         tree = TokenTree.from_paths("[(0,), (1,), (0, 0), (1, 0)]", [9, *drafts])

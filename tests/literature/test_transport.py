@@ -1,7 +1,5 @@
 """Optimal transport: the flow against networkx, and that no rule accepts more at a node."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import networkx

@@ -1,7 +1,5 @@
 """Toy drafters and shapes of trees against independent counts."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from fractions import Fraction

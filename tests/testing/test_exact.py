@@ -1,7 +1,5 @@
 """The oracle enumerates everything and names mistakes; the proof of a rule goes everywhere that the rule supports."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

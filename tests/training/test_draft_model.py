@@ -1,12 +1,8 @@
 """Draft models cut out of their targets."""
 
-import pytest
 import torch
-from helpers.training import SMALL, VOCAB, random_texts
-from helpers.zoo import BY_NAME, build
+from helpers.training import VOCAB
 
-from treespec.errors import UnsupportedModelError
-from treespec.training import TrainingConfig, train
 from treespec.training.draft_model import prune, spread_layers
 
 
@@ -18,8 +14,3 @@ def test_pruned_models_keep_the_given_layers(target):
         torch.testing.assert_close(whole(ids).logits, target(ids).logits)
         assert not torch.allclose(pruned(ids).logits, target(ids).logits)
     assert spread_layers(30, 5) == [0, 7, 14, 22, 29]
-
-
-def test_models_that_change_logits_behind_the_head_are_not_distilled(tmp_path):
-    with pytest.raises(UnsupportedModelError, match="after the output head"):
-        train(build(BY_NAME["gemma2"]), random_texts(96), tmp_path, TrainingConfig(kind="draft_model", **SMALL))

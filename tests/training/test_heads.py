@@ -1,7 +1,10 @@
-"""Heads for any target."""
+"""Heads for any target, and targets that no drafter fits."""
+
+from functools import partial
 
 import pytest
 from helpers.training import SMALL, random_texts
+from helpers.zoo import build
 from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
 from treespec.errors import UnsupportedModelError
@@ -27,11 +30,17 @@ def narrow_words():
     return OPTForCausalLM(OPTConfig(vocab_size=96, num_attention_heads=4, **sizes)).eval()
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 @pytest.mark.parametrize(
-    ("make", "words"), [(no_pairs, "heads of size 9"), (narrow_words, "embedding is 16 wide where its hidden states")]
+    ("kind", "make", "words"),
+    [
+        *((kind, no_pairs, "heads of size 9") for kind in ("eagle3", "dflash")),
+        *((kind, narrow_words, "embedding is 16 wide where its hidden states") for kind in ("eagle3", "dflash")),
+        ("draft_model", partial(build, "gemma2"), "after the output head"),
+        ("mtp", partial(build, "phi"), "MTP layers have norms with"),
+        *(("mtp", partial(build, name), "with attention and one MLP") for name in ("mixtral", "mamba")),
+    ],
 )
-def test_targets_that_no_head_fits_are_refused_before_they_read(tmp_path, kind, make, words):
+def test_targets_that_no_drafter_fits_are_refused_before_they_read(tmp_path, kind, make, words):
     with pytest.raises(UnsupportedModelError, match=words):
         train(make(), random_texts(96), tmp_path, TrainingConfig(kind=kind, **SMALL))
     assert not list(tmp_path.iterdir())

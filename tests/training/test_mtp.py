@@ -2,16 +2,12 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
-from helpers.training import CONFIG, SMALL, VOCAB, random_texts, write
-from helpers.zoo import build
+from helpers.training import CONFIG, VOCAB, write
 from safetensors.torch import load_file
 
 import treespec
-from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.training import TrainingConfig, train
-from treespec.training.options import parse_settings
+from treespec.training import train
 
 MTP = replace(CONFIG, kind="mtp")
 
@@ -34,33 +30,7 @@ def test_a_layer_is_trained_written_and_drafts(target, texts, tmp_path):
     assert again.evaluation.overlap[0] > evaluations[0].overlap[0]
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_text", "gemma2", "qwen3"])
-def test_layers_for_other_architectures(name, tmp_path):
-    target = build(name)
-    config = TrainingConfig(kind="mtp", **SMALL)
-    result = train(target, random_texts(96), tmp_path, config)
-    speculation = treespec.TreeSpeculation(treespec.load_mtp(target, result.folder), tree=6)
-    prompt, options = torch.tensor([[5, 7, 9, 11]]), {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    out = target.generate(prompt, **options, custom_generate=speculation)
-    assert out.equal(target.generate(prompt, **options))
-    assert speculation.stats.num_draft_tokens > 0
-
-
-@pytest.mark.parametrize("name", ["mixtral", "mamba", "phi"])
-def test_what_is_not_trained_is_refused_by_name(name, tmp_path):
-    target = build(name)
-    with pytest.raises(
-        UnsupportedModelError, match=r"MTP layers (are trained for models with attention and one MLP|have norms with)"
-    ):
-        train(target, random_texts(96), tmp_path, TrainingConfig(kind="mtp", **SMALL))
-
-
 def test_random_first_weights(target, tmp_path):
     config = replace(MTP, is_initialised=False, num_steps=1)
     assert train(target, write(target, 12), tmp_path, config).evaluation.num_positions > 0
     assert target.config.vocab_size == VOCAB
-
-
-def test_settings_without_effect_are_refused():
-    with pytest.raises(ConfigError, match="hidden_layers does not apply to a drafter of the kind mtp"):
-        parse_settings(["hidden_layers=1,2"], "mtp")

@@ -28,7 +28,7 @@ def test_settings_that_are_wrong_are_named(setting, message):
 
 @pytest.mark.parametrize(
     ("kind", "setting"),
-    [("eagle3", "markov_rank=64"), ("draft_model", "hidden_layers=2,15"), ("draft_model", "num_anchors=3")],
+    [("eagle3", "markov_rank=64"), ("draft_model", "hidden_layers=2,15"), ("mtp", "hidden_layers=1,2")],
 )
 def test_settings_of_another_kind_are_named(kind, setting):
     name = setting.partition("=")[0]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.training import CONFIG, SMALL, VOCAB, random_texts, write
-from helpers.zoo import BY_NAME, build
+from helpers.zoo import build
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -17,10 +17,14 @@ from treespec.training.train import choose_vocabulary
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("gpt2", "eagle3"), ("gemma2", "eagle3"), ("mixtral", "eagle3"), ("opt", "eagle3"), ("cohere", "dflash")],
+    [
+        *((name, "eagle3") for name in ("gpt2", "gemma2", "mixtral", "opt")),
+        ("cohere", "dflash"),
+        *((name, "mtp") for name in ("qwen3_5_text", "gemma2", "qwen3")),
+    ],
 )
-def test_heads_for_other_architectures_are_trained_and_loaded(name, kind, tmp_path):
-    target = build(BY_NAME[name])
+def test_drafters_for_other_architectures_are_trained_and_loaded(name, kind, tmp_path):
+    target = build(name)
     result = train(target, random_texts(96), tmp_path, TrainingConfig(kind=kind, **SMALL))
     speculation = treespec.TreeSpeculation(treespec.load_drafter(result.folder, target), tree=6)
     prompt, options = torch.tensor([[5, 7, 9, 11]]), {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}

@@ -5,7 +5,7 @@ import torch
 from matplotlib.text import Text
 
 from treespec import TreespecError
-from treespec.viz import Measured, plot_comparison, plot_training
+from treespec.viz import Gain, Measured, plot_comparison, plot_gains, plot_training
 
 
 def texts(figure) -> list[str]:
@@ -28,9 +28,21 @@ def test_acceptance_in_training_is_stacked_by_rank():
     torch.testing.assert_close(bars.float(), torch.tensor([[1, 0, 0.5], [2, 0, 0.25], [1, 0.5, 0.2], [2, 0.25, 0]]))
 
 
+def test_a_plot_per_panel_and_a_colour_per_group(tmp_path):
+    panels = {
+        "T=0": [Gain("chain", "auto", 0.0), Gain("tree", "auto", 0.5, 0.2, 0.8), Gain("tree", "block", 0.1, -0.2, 0.4)],
+        "T=1": [Gain("chain", "auto", 0.0), Gain("tree", "auto", 0.3, 0.1, 0.5)],
+    }
+    figure = plot_gains(panels, tmp_path / "a.png", "Study", zero=0.0)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["T=0", "T=1"]
+    assert [text.get_text() for text in figure.axes[-1].get_legend().get_texts()] == ["auto", "block"]
+    assert (tmp_path / "a.png").stat().st_size > 5_000
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: plot_gains({}), "at least one cell"),
         (lambda: plot_comparison([]), "at least one method"),
         (lambda: plot_comparison([Measured("plain", [], [1.0])]), "at least one measurement"),
         (lambda: plot_comparison([Measured("a", [1.0], [1.0]), Measured("b", [1.0, 2.0], [1.0])]), "the same prompts"),

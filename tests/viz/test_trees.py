@@ -7,14 +7,10 @@ from matplotlib.patches import FancyBboxPatch
 from matplotlib.text import Text
 
 from treespec import TokenTree, TreespecError, Verdict
-from treespec.viz import ACCEPTED, Measured, draw_tree, plot_comparison
+from treespec.viz import ACCEPTED, draw_tree
 
 TREE = TokenTree(torch.tensor([7, 1, 2, 3, 4]), torch.tensor([-1, 0, 0, 1, 1]))
-
-
 VERDICT = Verdict((0, 1, 4), 9, True)
-
-
 WORDS = {7: "root", 1: " the", 2: "\n", 3: "日本", 4: "$x$", 9: "an internationally long one"}
 
 
@@ -26,13 +22,10 @@ def boxes(figure) -> list[FancyBboxPatch]:
     return figure.findobj(FancyBboxPatch)
 
 
-def test_every_node_and_the_next_token_has_a_box():
+def test_every_node_and_the_next_token_has_a_box_and_accepted_ones_are_filled():
     assert len(boxes(draw_tree(TREE))) == 5
-    assert len(boxes(draw_tree(TREE, VERDICT))) == 6
-
-
-def test_accepted_nodes_are_filled():
     figure = draw_tree(TREE, VERDICT)
+    assert len(boxes(figure)) == 6
     filled = [box.get_facecolor() for box in boxes(figure)].count(boxes(figure)[0].get_facecolor())
     assert filled == len(VERDICT.path)
     assert boxes(figure)[0].get_facecolor() == to_rgba(ACCEPTED)
@@ -46,22 +39,13 @@ def test_boxes_do_not_overlap():
     assert not overlaps
 
 
-def test_labels_show_spaces_and_breaks_and_are_cut():
-    shown = texts(draw_tree(TREE, VERDICT, WORDS.__getitem__))
+def test_labels_are_cut_and_probabilities_stand_next_to_all_nodes_but_the_root(tmp_path):
+    probs = [1.0, 0.25, 0.001, 0.999, 0.5, 0.75]
+    shown = texts(draw_tree(TREE, VERDICT, WORDS.__getitem__, probs, path=tmp_path / "tree.png"))
     assert {"root", "␣the", "⏎", "□□", "$x$", "an internatio…"} <= set(shown)
-
-
-def test_probabilities_stand_next_to_all_nodes_but_the_root():
-    shown = texts(draw_tree(TREE, VERDICT, probs=[1.0, 0.25, 0.001, 0.999, 0.5, 0.75]))
     expected = [".25", "<.01", "1.0", ".50", ".75"]
     assert [text for text in shown if text in expected] == expected
-
-
-def test_pictures_are_saved(tmp_path):
-    draw_tree(TREE, VERDICT, WORDS.__getitem__, path=tmp_path / "tree.png")
-    plot_comparison([Measured("plain", [2.0], [1.0])], path=tmp_path / "bars.svg")
     assert (tmp_path / "tree.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (tmp_path / "bars.svg").read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The command line, `treespec COMMAND`: a module per command; they share `options`, `models` and `console`."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

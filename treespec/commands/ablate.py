@@ -50,7 +50,8 @@ def run(
     read = replace(read, is_packed=pack)
     folder = out or study.with_suffix("")
     check_out_folder(folder)
-    load, blocks = _load_average(), read.blocks()
+    load = f"load average {os.getloadavg()[0]:.2f} before" if hasattr(os, "getloadavg") else "load unknown"
+    blocks = read.blocks()
     with progress_bar() as progress:
         task = progress.add_task(f"{len(read.cells)} cells", total=len(blocks))
 
@@ -106,10 +107,6 @@ def _others(rows: Sequence[Mapping[str, Any]], workers: int) -> str:
         return ""
     warning = ", so that speeds mislead" if is_busy(median(shares)) else ""
     return f"; other processes used {median(shares):.0%} of the processors{warning}"
-
-
-def _load_average() -> str:
-    return f"load average {os.getloadavg()[0]:.2f} before" if hasattr(os, "getloadavg") else "load unknown"
 
 
 def _draw(cells: Sequence[Compared], by: Sequence[str], folder: Path, study: Study) -> None:

@@ -104,14 +104,10 @@ def _contestants(loaded: Loaded, drafting: Drafting, ways: dict[str, Any], seed:
         pairs.append((f"setting {drafting.setting.name}", Drafting(setting=drafting.setting), "auto"))
     contestants = [Contestant(PLAIN, dict)]
     for name, way, tree in pairs:
-        make = partial(_options, loaded, way, tree, seed)
+        make = partial(way.speculation, loaded, tree, seed=seed)
         make()  # Wrong options and drafters that cannot be loaded end the command before anything is measured.
-        contestants.append(Contestant(name, make))
+        contestants.append(Contestant(name, lambda make=make: {"custom_generate": make()}))
     return contestants
-
-
-def _options(loaded: Loaded, way: Drafting, tree: Any, seed: int) -> dict[str, Any]:
-    return {"custom_generate": way.speculation(loaded, tree, seed=seed)}
 
 
 def summary_table(runs: Runs, agreements: Agreements, title: str) -> Table:

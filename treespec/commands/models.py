@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from treespec.commands.console import CONSOLE
-from treespec.cpu import prepack_linears
-from treespec.errors import ConfigError, TreespecError
+from treespec.errors import ConfigError
 from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import dtype_of, load_model, load_tokenizer
 from treespec.hf.loading.named import named_drafters
+from treespec.training.text.writing import packed
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -35,7 +35,7 @@ class Loaded:
         known = set(self.parts)
         drafters = named_drafters(names, self.model, self.tokenizer, self.name, self.parts)
         for name in self.parts.keys() - known if self.is_packed else ():
-            pack(getattr(self.parts[name], "head", self.parts[name]))
+            packed(getattr(self.parts[name], "head", self.parts[name]))
         return drafters
 
     def encode(self, messages: Messages, raw: str | None = None) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ def load(name: str | None, dtype: str | None = None, device: str | None = None, 
     else:
         model, tokenizer = load_target(name, dtype, processor), load_tokenizer(name)
     if is_packed:
-        pack(model)
+        packed(model)
     return Loaded(model, tokenizer, name or smollm2.NAME, is_packed=is_packed)
 
 
@@ -84,11 +84,3 @@ def load_target(name: str, dtype: str | None = None, device: torch.device | str 
     options = {} if dtype is None else {"dtype": dtype_of(dtype)}
     with CONSOLE.status(f"loading {name}"), smollm2.quiet_transformers():
         return torch.nn.Module.to(load_model(name, **options).eval(), device)
-
-
-def pack(module: Any, *batch_size: int) -> Any:
-    """Pack a module's weights; one packed before is left unchanged. Returns the context that undoes it."""
-    try:
-        return prepack_linears(module, *batch_size)
-    except TreespecError:
-        return None  # On another device, of another dtype, or a drafter that is not a module.

@@ -204,10 +204,7 @@ class Measuring:
     def inputs(self, loaded: Loaded) -> dict[str, dict[str, torch.Tensor]]:
         """The prompts by number and first words, as arguments of `generate`."""
         found = {}
-        for number, text in enumerate(self.texts, start=1):
+        texts = PROMPTS if self.prompts is None else read_prompts(self.prompts)
+        for number, text in enumerate(texts, start=1):
             found[f"{number} {' '.join(text.split())[:24]}"] = loaded.encode([{"role": "user", "content": text}])
         return found
-
-    @property
-    def texts(self) -> tuple[str, ...] | list[str]:
-        return PROMPTS if self.prompts is None else read_prompts(self.prompts)

@@ -1,7 +1,5 @@
 """`treespec serve`: transformers' OpenAI-compatible server by speculation."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

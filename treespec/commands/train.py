@@ -12,7 +12,7 @@ from treespec.commands.console import CONSOLE, command_line, progress_bar, say
 from treespec.commands.models import device_of, load_target
 from treespec.commands.options import DeviceOption, TargetArgument, ThreadsOption, use_threads
 from treespec.hf.loading.models import dtype_of, load_tokenizer
-from treespec.training import Evaluation, TrainingConfig, TrainingResult, export_head, parse_settings
+from treespec.training import Evaluation, TrainingConfig, export_head, parse_settings
 from treespec.training import train as run_training
 from treespec.training.loop import Run
 from treespec.training.report import acceptance_table
@@ -56,7 +56,11 @@ def train(
         result = run_training(target, written, out, config, features=features, **about, **callbacks)
     if tokenizer is not None:
         tokenizer.save_pretrained(result.folder)
-    _draw_curve(result, out / "curve.png", f"{config.kind} for {name or model}")
+    with suppress(ImportError):  # Without matplotlib there is no curve.
+        from treespec.viz import plot_training
+
+        log, acceptance = result.progress.log, result.evaluation.acceptance
+        plot_training(log, acceptance, out / "curve.png", f"{config.kind} for {name or model}")
     CONSOLE.print("Held-out acceptance:", acceptance_table(result.evaluation), sep="\n", soft_wrap=True)
     say(f"{result.folder}: {_shown(result.evaluation)}")
 
@@ -96,10 +100,3 @@ def training_callbacks(progress: Progress, num_tokens: int | None) -> dict[str, 
 
 def _shown(evaluation: Evaluation) -> str:
     return ", ".join(f"{name} {value:.3f}" for name, value in evaluation.summary().items())
-
-
-def _draw_curve(result: TrainingResult, path: Path, title: str) -> None:
-    with suppress(ImportError):  # Without matplotlib there is no curve.
-        from treespec.viz import plot_training
-
-        plot_training(result.progress.log, result.evaluation.acceptance, path, title)

@@ -1,7 +1,6 @@
 """`treespec warm-up` and `treespec write`: a target writes text."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,15 +9,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from treespec.commands.console import check_out_folder, command_line, progress_bar, say
-from treespec.commands.models import load_target, pack
-from treespec.commands.options import (
-    PromptsOption,
-    SeedOption,
-    TargetArgument,
-    ThreadsOption,
-    use_threads,
-    with_groups,
-)
+from treespec.commands.models import load_target
+from treespec.commands.options import PromptsOption, SeedOption, TargetArgument, ThreadsOption, use_threads, with_groups
 from treespec.errors import ConfigError
 from treespec.hf.loading.models import load_tokenizer
 from treespec.training.text import writing as texts_of
@@ -62,8 +54,7 @@ class Written:
         messages = {"prompts": self.prompts, "openings": openings}
         given: dict[str, Any] = {kind: read_prompts(path) for kind, path in messages.items() if path is not None}
         target, tokenizer = load_target(name, dtype), load_tokenizer(name)
-        # Packed linear layers halve the time of small batches on a CPU.
-        with pack(target, self.batch_size) or nullcontext(), progress_bar() as progress:
+        with progress_bar() as progress:
             task = progress.add_task("tokens written", total=self.tokens)
             given["on_tokens"] = partial(progress.advance, task)
             return make(target, tokenizer, self.tokens, folder, **given, writing=writing)

@@ -1,4 +1,4 @@
-"""Safetensors files: reading any, reading and writing those of treespec's own formats."""
+"""Files written whole or not at all; safetensors files: reading any, those of treespec's own formats writing too."""
 
 import os
 import secrets
@@ -51,18 +51,26 @@ def open_tensors(path: str | Path) -> Iterator[Any]:
 def write_tensors(
     path: str | Path, format_name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Write a file for `read_tensors`, whole or not at all (`CheckpointError`); of several writers the last wins."""
-    for old in Path(path).parent.glob(f"{escape(Path(path).name)}.*.partial"):  # A killed process left it behind.
+    """Write a file for `read_tensors`, whole or not at all (`CheckpointError`)."""
+    try:
+        with whole(Path(path)) as scratch:
+            save_file(dict(tensors), scratch, metadata={"format": format_name, **metadata})
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be written ({error})") from error
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file to write in place of `path`, which it becomes at the end; of several writers the last wins."""
+    for old in path.parent.glob(f"{escape(path.name)}.*.partial"):  # A killed process left it behind.
         with suppress(OSError):
             if time() - old.stat().st_mtime > LEFT_OVER:
                 old.unlink()
     # Process ids are not unique across machines, and threads share one.
-    scratch = Path(f"{path}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    scratch = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
-        save_file(dict(tensors), scratch, metadata={"format": format_name, **metadata})
+        yield scratch
         scratch.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be written ({error})") from error
     finally:
         with suppress(OSError):
             scratch.unlink()

@@ -1,7 +1,5 @@
 """How long a model's passes take by number of nodes, for `tune`, traces and `diagnose`: measured once per machine."""
 
-from __future__ import annotations
-
 import time
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -42,8 +40,8 @@ class Profile(NamedTuple):
 _known: WeakKeyDictionary[nn.Module, dict[str, Profile]] = WeakKeyDictionary()
 
 
-def pass_times(model: PreTrainedModel | ModelFacts, *, is_remeasured: bool = False) -> dict[int, float] | None:
-    """Milliseconds of a pass of one row over a tree of n nodes, by n; None for a model that scores single tokens only.
+def pass_profile(model: PreTrainedModel | ModelFacts, *, is_remeasured: bool = False) -> Profile:
+    """Milliseconds of a pass of one row by nodes of its tree, and the load then; no times of models without drafts.
 
     The first call for a model on a machine measures for at most some `MOST_SECONDS`; the result is kept in
     `$XDG_CACHE_HOME/treespec/passes` (or `~/.cache/...`), keyed by the modules' kinds and shapes (kernels of
@@ -55,12 +53,6 @@ def pass_times(model: PreTrainedModel | ModelFacts, *, is_remeasured: bool = Fal
         model: on any device.
         is_remeasured: measure again what is known already, for instance because the machine was busy then.
     """
-    found = pass_profile(model, is_remeasured=is_remeasured)
-    return found.pass_ms or None
-
-
-def pass_profile(model: PreTrainedModel | ModelFacts, *, is_remeasured: bool = False) -> Profile:
-    """As `pass_times`, with the load of the machine when it was measured."""
     facts = model_facts(model)
     key = machine_key(facts)
     known = _known.setdefault(facts.model, {})

@@ -1,7 +1,5 @@
 """Settings in files: which drafters, tree and rule were found to be best for a model, and what was measured."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -10,12 +8,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
 
 from treespec.cpu.linear_kernels import has_fast_linears
+from treespec.data.tensor_file import whole
 from treespec.drafters import Merge
 from treespec.drafters.registry import DRAFTERS
 from treespec.errors import ConfigError, InvalidTreeError, TreespecError, TreespecWarning
@@ -23,7 +22,6 @@ from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import check_model
 from treespec.hf.loading.named import LOOKUPS, named_drafters
 from treespec.hf.machine import processor
-from treespec.lab.store import whole
 from treespec.policies import BestFirst, Chain, Control, Paths
 from treespec.policies.best_first import CHILD_SHARE
 from treespec.protocols import TreePolicy
@@ -92,7 +90,7 @@ class Setting:
             scratch.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Setting:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Raises `ConfigError`: there is no such file, or it is not a setting file of this version."""
         try:
             data: Any = json.loads(Path(path).read_text())
@@ -117,13 +115,11 @@ class Setting:
                 "run treespec tune for this model"
             )
         here = machine_facts(model)
-        different = [f"{name} {self.machine[name]}, here {here[name]}" for name in here if self._differs(name, here)]
+        known = {name: value for name, value in self.machine.items() if name in here}
+        different = [f"{name} {value}, here {here[name]}" for name, value in known.items() if value != here[name]]
         if different:
             message = f"the setting was measured elsewhere ({'; '.join(different)}): run treespec tune here"
             warnings.warn(message, TreespecWarning, stacklevel=3)
-
-    def _differs(self, name: str, here: Mapping[str, Any]) -> bool:
-        return name in self.machine and self.machine[name] != here[name]
 
 
 def tree_policy(tree: str, max_nodes: int | None = None, max_latency_ms: float | None = None) -> TreePolicy:

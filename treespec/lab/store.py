@@ -1,24 +1,9 @@
-"""Files of results: replaced as a whole, or appended to, so that a run that was stopped continues where it was."""
-
-from __future__ import annotations
+"""Files of results that are appended to, so that a run that was stopped continues where it was."""
 
 import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-
-@contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A file to write in place of `path`, which it becomes at the end: whole, or not at all."""
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        yield scratch
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 class Store:

@@ -11,7 +11,7 @@ Sampled text is compared with a model's exact distribution (`enumerate_continuat
 `assert_lossless_everywhere(MyRule())` goes through every sampling scheme, shape and edge case that the rule supports.
 """
 
-from treespec.testing.continuations import Continuations, enumerate_continuations, uncached
+from treespec.testing.continuations import Continuations, enumerate_continuations, g_test, uncached
 from treespec.testing.drafter import (
     SEVERAL_DRAFTERS,
     TOY_SCHEMES,
@@ -33,7 +33,6 @@ from treespec.testing.exact import (
     supported_cases,
     toy_case,
 )
-from treespec.testing.g_test import g_test
 from treespec.testing.trees import SHAPES, AdaptiveDepth, AdaptiveWidth, Context, FixedShape, Shape, ToyTree
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
 

@@ -131,11 +131,7 @@ def exact_distribution(
 
 
 def assert_lossless(
-    rule: VerifyingRule,
-    drafter: _Drafts,
-    target: ConditionalProbs,
-    depth: int | None = None,
-    tolerance: float = 1e-12,
+    rule: VerifyingRule, drafter: _Drafts, target: ConditionalProbs, depth: int | None = None, tolerance: float = 1e-12
 ) -> ExactDistribution:
     """Assert that a rule emits the target's distribution: exactly with Fractions, within `tolerance` with floats.
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from treespec.checks import check_count
-from treespec.cpu import prepack_linears
-from treespec.errors import CheckpointError, ConfigError, TreespecError, UnsupportedModelError
+from treespec.data.tensor_file import whole
+from treespec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from treespec.heads import Eagle3, Mtp, PEagle
 from treespec.hf.loading.heads import find_folder, load_drafter
 from treespec.hf.loading.mtp import MTP
@@ -103,11 +102,7 @@ def adapt(
         config: of the training; its kind, sizes and `start` are replaced by the head's. Default: ten minutes.
         answers: to every prompt, each together with it of at most `max_length` tokens.
         on_written: called with numbers of tokens that the target wrote.
-        name: see `train`.
-        command: see `train`.
-        on_tokens: see `train`.
-        on_step: see `train`.
-        on_evaluation: see `train`.
+        name, command, on_tokens, on_step, on_evaluation: see `train`.
 
     Raises:
         ConfigError: fewer than twenty different prompts, one without room for 32 tokens more; others as in `train`.
@@ -149,16 +144,7 @@ def _answer(
     size = BATCH // len(temperatures) * len(temperatures)  # Every batch begins with the first temperature.
     writing = Writing(temperatures=temperatures, max_length=max_length, batch_size=size)
     repeated = [prompt for prompt in prompts for _ in range(count)]
-    with _packed(model, size):
-        return write_texts(model, tokenizer, None, folder, prompts=repeated, writing=writing, on_tokens=on_tokens)
-
-
-def _packed(model: PreTrainedModel, batch_size: int) -> AbstractContextManager[object]:
-    """Packed linear layers halve the time of small batches on a CPU."""
-    try:
-        return prepack_linears(model, batch_size)
-    except TreespecError:  # On another device, or packed before.
-        return nullcontext()
+    return write_texts(model, tokenizer, None, folder, prompts=repeated, writing=writing, on_tokens=on_tokens)
 
 
 def _config(model: PreTrainedModel, head: str | Path | None, config: TrainingConfig) -> TrainingConfig:
@@ -243,6 +229,5 @@ class _Best:
         shutil.copytree(self._folder / "run" / "drafter", self._new)
         shutil.rmtree(self._drafter, ignore_errors=True)
         self._new.rename(self._drafter)
-        written = self._file.with_suffix(".new")
-        written.write_text(json.dumps(self._found, indent=2) + "\n", encoding="utf-8")
-        written.replace(self._file)
+        with whole(self._file) as scratch:
+            scratch.write_text(json.dumps(self._found, indent=2) + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from treespec.errors import CheckpointError
 from treespec.heads.eagle3.module import Eagle3Config, Eagle3Head, unroll
 from treespec.training.data import Batch
 from treespec.training.heads import HeadLearner, fresh_head, head_sizes, layer_weights
-from treespec.training.objective import Draft
+from treespec.training.objective import Draft, unrolled
 from treespec.training.options import TrainingConfig
 
 
@@ -22,11 +22,7 @@ class Eagle3Learner(HeadLearner[Eagle3Head]):
         """See `Learner`. The feature of a text's first token is used by the draft anchored at the second one."""
         features = self.head.fuse(batch.states[:, :-1].to(self.head.fc.weight.dtype))
         num_depths = min(self.num_depths, features.shape[1])
-        drafts = []
-        for depth, outputs in enumerate(unroll(self.head, batch.tokens[:, 1:], features, num_depths)):
-            texts, starts = batch.is_generated[:, 1 + depth :].nonzero(as_tuple=True)
-            drafts.append(Draft(outputs[texts, starts], texts, starts + 1))
-        return drafts
+        return unrolled(batch, unroll(self.head, batch.tokens[:, 1:], features, num_depths))
 
 
 def make_eagle3(

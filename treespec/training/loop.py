@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from treespec.errors import TreespecError
 from treespec.training.data import Batch, FeatureSet, Sampler
 from treespec.training.evaluate import EvaluatedDrafts, Evaluation, evaluate
+from treespec.training.heads import has_trained_files
 from treespec.training.objective import Objective
 from treespec.training.options import TrainingConfig
-from treespec.training.start import has_trained_files
 from treespec.training.state import STATE, Progress, load_state, load_weights, save_state
 
 WEIGHT_DECAY = 0.01

@@ -16,7 +16,7 @@ from treespec.hf.loading.mtp import fresh_mtp
 from treespec.training.data import Batch
 from treespec.training.features import decoder_layers
 from treespec.training.heads import SMALL
-from treespec.training.objective import Draft, Learner
+from treespec.training.objective import Draft, Learner, unrolled
 from treespec.training.options import TrainingConfig
 
 NAMES = {
@@ -46,12 +46,8 @@ class MtpLearner(Learner):
     def drafts(self, batch: Batch, generator: torch.Generator | None) -> list[Draft]:
         """See `Learner`. The state of a text's first token is used by the draft anchored at the second one."""
         states = batch.states[:, :-1].to(self._rows.dtype)
-        drafts = []
         num_depths = min(self.num_depths, states.shape[1])
-        for depth, outputs in enumerate(unroll(self.head, batch.tokens[:, 1:], states, num_depths)):
-            texts, starts = batch.is_generated[:, 1 + depth :].nonzero(as_tuple=True)
-            drafts.append(Draft(outputs[texts, starts], texts, starts + 1))
-        return drafts
+        return unrolled(batch, unroll(self.head, batch.tokens[:, 1:], states, num_depths))
 
     def save(self, folder: Path, name: str | None, dtype: torch.dtype) -> None:
         """Write the layer in Qwen's layout, for `load_mtp(model, folder)`."""

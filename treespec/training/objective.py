@@ -5,9 +5,8 @@ a + d + 1 at depth d, counted from 0. Logits are by far the largest tensors of t
 until it has become its loss and its gradient with respect to the outputs.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +30,22 @@ class Draft(NamedTuple):
     outputs: Tensor
     texts: Tensor
     anchors: Tensor
+
+
+class TargetTopProbs(NamedTuple):
+    """The target's most probable tokens that the draft vocabulary has; rows of probabilities sum to at most one."""
+
+    ids: Tensor  # int64 [M, k], draft ids, -1 for tokens outside.
+    probs: Tensor  # float32 [M, k], 0 for those.
+
+
+def unrolled(batch: Batch, depths: Iterable[Tensor]) -> list[Draft]:
+    """Drafts of a head that is unrolled from a text's second token on, from its outputs [B, T - 1, H] by depth."""
+    drafts = []
+    for depth, outputs in enumerate(depths):
+        texts, starts = batch.is_generated[:, 1 + depth :].nonzero(as_tuple=True)
+        drafts.append(Draft(outputs[texts, starts], texts, starts + 1))
+    return drafts
 
 
 class Learner(nn.Module, ABC):
@@ -110,13 +125,6 @@ class Objective(nn.Module):
             drafted = probs.gather(1, target.ids[part].clamp(min=0))
             overlaps[part] = torch.minimum(drafted, target.probs[part]).sum(1)
         return ranks, overlaps
-
-
-class TargetTopProbs(NamedTuple):
-    """The target's most probable tokens that the draft vocabulary has; rows of probabilities sum to at most one."""
-
-    ids: Tensor  # int64 [M, k], draft ids, -1 for tokens outside.
-    probs: Tensor  # float32 [M, k], 0 for those.
 
 
 def distribution_loss(

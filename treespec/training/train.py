@@ -19,13 +19,12 @@ from treespec.training.draft_model import make_draft_model
 from treespec.training.eagle3 import make_eagle3
 from treespec.training.evaluate import Evaluation
 from treespec.training.features import FeatureReader
-from treespec.training.heads import usual_layers
+from treespec.training.heads import trained_head, usual_layers
 from treespec.training.loop import Run
 from treespec.training.mtp import make_mtp
 from treespec.training.objective import Learner, Objective
 from treespec.training.options import TrainingConfig
 from treespec.training.report import machine, write_report
-from treespec.training.start import trained_head
 from treespec.training.state import Progress
 from treespec.training.text.texts import Texts, join
 

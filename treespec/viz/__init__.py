@@ -12,8 +12,7 @@ from treespec.viz.viewer import write_page
 
 if TYPE_CHECKING:
     from treespec.viz.explain import draw_decision, draw_mask
-    from treespec.viz.gains import Gain, plot_gains
-    from treespec.viz.plots import Measured, plot_comparison, plot_training
+    from treespec.viz.plots import Gain, Measured, plot_comparison, plot_gains, plot_training
     from treespec.viz.trees import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE, draw_tree
 
 __all__ = [
@@ -35,8 +34,7 @@ __all__ = [
 
 
 ROOMS = {
-    "plots": ("Measured", "plot_comparison", "plot_training"),
-    "gains": ("Gain", "plot_gains"),
+    "plots": ("Gain", "Measured", "plot_comparison", "plot_gains", "plot_training"),
     "explain": ("draw_decision", "draw_mask"),
 }
 

@@ -1,7 +1,5 @@
 """A trace as one HTML page that needs no network: data, code and styles are in it."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from importlib.resources import files

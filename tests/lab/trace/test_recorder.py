@@ -5,11 +5,13 @@ from itertools import count
 
 import pytest
 import torch
+from helpers import written
 from helpers.traced import DRAFT, DRAFTERS, TARGET, record
 
 import treespec
 from treespec.engine import stats
 from treespec.engine.stats import PHASES
+from treespec.lab.trace.recorder import Texts
 
 
 @pytest.mark.parametrize("is_sampling", [False, True])
@@ -106,3 +108,22 @@ def test_an_error_of_a_call_ends_its_record(tmp_path):
     with pytest.raises(ValueError, match="planted"):
         record(tmp_path / "run.jsonl", Failing())
     assert treespec.read_trace(tmp_path / "run.jsonl").calls[0].end == "ValueError: planted"
+
+
+def test_pieces_make_up_the_text():
+    text = "Ein Käse 🧀 für dich"
+    texts = Texts(written.TOKENIZER)
+    ids = written.spell(text)
+    pieces = texts.pieces(0, ids[:5]) + texts.pieces(0, ids[5:])
+    assert "".join(pieces) == written.TOKENIZER.decode(ids)
+    assert len(pieces) == len(ids)
+
+
+def test_a_trace_has_the_texts_of_its_tokens_once(tmp_path):
+    out, _, trace = record(tmp_path / "run.jsonl", "lookup", model=written.TARGET, tokenizer=written.TOKENIZER)
+    (call,) = trace.calls
+    assert "".join(piece for step in call.steps for piece in step.pieces).strip("\ufffd") in written.TOKENIZER.decode(
+        out[0, 12:]
+    )
+    assert {token for step in call.steps for token in [*step.tokens, step.next_token]} == set(call.texts)
+    assert call.about["prompt"] == [written.TOKENIZER.decode(out[0, :12])]

@@ -1,7 +1,5 @@
 """The optimum of a tree: against linear programmes over whole trees and enumerated draws."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 
@@ -11,11 +9,7 @@ import torch
 from scipy.optimize import linprog
 
 from treespec.errors import ConfigError
-from treespec.literature.optimum import (
-    path_bound,
-    shape_inclusion,
-    tree_bound,
-)
+from treespec.literature.optimum import path_bound, shape_inclusion, tree_bound
 from treespec.testing import FixedShape, RandomDistributions, ToyDrafter, enumerate_traces
 from treespec.tree import IID, WITHOUT_REPLACEMENT, parents_of_paths
 

@@ -1,8 +1,6 @@
 """The textbook forms: against independent loops, by their exact distribution, and against the biases of well-known
 versions."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -216,7 +214,7 @@ def test_simulate_round_agrees_with_an_independent_loop(seed):
     assert out == {"accepted_tokens": expected, "num_generated": len(expected), "acceptance_rate": round(kept / 4, 4)}
 
 
-def test_explain_round_reports_both_readings():
+def test_explain_round_reports_both_readings_and_a_round_without_a_rejection():
     round_ = explain_round([0.3, 0.2, 0.1, 0.5], [0.2, 0.4, 0.5, 0.5], [0.99, 0.4, 0.6, 0.0])
     assert [step.verdict for step in round_.steps] == ["accepted", "accepted", "rejected", "discarded"]
     assert [step.ratio for step in round_.steps] == pytest.approx([1.5, 0.5, 0.2, 1.0])
@@ -227,9 +225,6 @@ def test_explain_round_reports_both_readings():
     assert "replaced by a residual token: 3 appended" in text
     assert text.count("\n") == 4
     assert dataclasses.asdict(round_)["steps"][1]["coin"] == 0.4
-
-
-def test_explain_round_without_a_rejection():
     round_ = explain_round(np.array([0.5, 0.1]), torch.tensor([0.5, 0.2]), (1.0, 0.5))
     assert (round_.num_appended, round_.num_appended_with_replacement) == (2, 2)
     assert "no token was rejected" in str(round_)
@@ -254,11 +249,6 @@ def test_a_coin_equal_to_the_ratio_accepts_on_the_decimals_as_written(form):
             lambda: speculative_decode([[0.5, 0.6]], [[0.5, 0.5]], [0]),
             r"target_probs\[0\] must be a probability distribution",
         ),
-        (
-            lambda: speculative_decode([[2.0, -1.0]], [[0.5, 0.5]], [0]),
-            r"target_probs\[0\] must be a probability distribution",
-        ),
-        (lambda: speculative_decode([[np.nan, 0.5]], [[0.5, 0.5]], [0]), "must be a probability distribution"),
         (lambda: speculative_decode([[0.5, 0.5]], [[1.0, 0.0]], [1]), "probability zero"),
         (lambda: speculative_decode([[0.5, 0.5]] * 2, [[0.5, 0.5]], [0]), "1 draft tokens need"),
         (lambda: speculative_decode([[0.5, 0.5]], [[0.5, 0.25, 0.25]], [0]), "vocabularies differ"),
@@ -270,12 +260,7 @@ def test_a_coin_equal_to_the_ratio_accepts_on_the_decimals_as_written(form):
         (lambda: speculative_decode([[0.5, 0.5]], [[0.5, 0.5]], [0], generator=3), "generator must be"),  # pyright: ignore
         (lambda: speculative_decoding_verify([0], [[0.5, 0.5]], [[0.5, 0.5]], 3), "expected 3"),
         (lambda: speculative_decoding_verify([0], [[0.5, 0.5]], [[0.5, 0.5]], 2.0), "vocab_size must be an integer"),  # pyright: ignore
-        (lambda: speculative_decoding_verify([0], [[0.5, 0.5]], [[0.5, 0.5]], "2"), "vocab_size must be an integer"),  # pyright: ignore
         (lambda: speculative_decode([[0.5 + 0j, 0.5]], [[0.5, 0.5]], [0]), "target_probs must.*complex"),
-        (lambda: speculative_decode([[0.5, 0.5]], np.full((1, 2), 0.5 + 1j), [0]), "draft_probs must.*complex"),
-        (lambda: speculative_decode(torch.full((1, 2), 0.5 + 0j), torch.full((1, 2), 0.5), [0]), "must.*complex"),
-        (lambda: explain_round([0.5 + 0j], [0.5], [0.5]), "must hold numbers"),
-        (lambda: simulate_round([[0.5, 0.5]], [[0.5, 0.5]], [0], np.array([0.5 + 1j])), "must hold numbers"),
         (lambda: simulate_round([[0.5, 0.5]], [[0.5, 0.5]], [0], [1.5]), "must lie in"),
         (lambda: simulate_round([[0.5, 0.5]], [[0.5, 0.5]], [0], [0.5, 0.5]), r"shape \[1\]"),
         (lambda: explain_round([0.5], [0.0], [0.5]), "draft_token_probs"),

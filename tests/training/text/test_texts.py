@@ -12,14 +12,7 @@ from treespec.training.text.texts import FORMAT, Texts, fingerprint, read_folder
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    [
-        ("lengths", [3, 4]),
-        ("lengths", [[6]]),
-        ("lengths", 6),
-        ("tokens", 6),
-        ("tokens", [[1]] * 6),
-        ("top", [1] * 6),
-    ],
+    [("lengths", [3, 4]), ("lengths", [[6]]), ("lengths", 6), ("tokens", 6), ("tokens", [[1]] * 6), ("top", [1] * 6)],
 )
 def test_texts_whose_tensors_do_not_fit_are_refused(tmp_path, name, values):
     parts = {"tokens": [1, 2, 3, 4, 5, 6], "lengths": [2, 4], "top": [[1, 2]] * 6} | {name: values}

@@ -40,6 +40,11 @@ def test_the_model_continues_openings(tmp_path):
         write_texts(TARGET, TOKENIZER, 200, tmp_path, prompts=[given], openings=openings[::-1], writing=writing)
 
 
+def test_models_whose_weights_cannot_be_packed_write_too(tmp_path):
+    model = copy.deepcopy(TARGET).bfloat16()
+    assert len(write_texts(model, TOKENIZER, 20, tmp_path, writing=WRITING).tokens) >= 20
+
+
 def test_text_of_another_model_is_not_continued(tmp_path):
     write_texts(TARGET, TOKENIZER, 50, tmp_path, writing=WRITING)
     other = tiny_llama(vocab_size=len(TOKENIZER), seed=6, eos_token_id=END)

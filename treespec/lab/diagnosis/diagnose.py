@@ -1,16 +1,13 @@
 """`diagnose`: the causes in order, and the speed-up now, with each change, and with perfect drafts."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from treespec.engine.stats import PHASES
 from treespec.hf.generation.speculation import TreeSpeculation
-from treespec.lab.diagnosis.cause import LEAST_GAIN, Cause
 from treespec.lab.diagnosis.drafts import DRAFT_CAUSES, explanation, temperature_alone
 from treespec.lab.diagnosis.evidence import Evidence, evidence_of
-from treespec.lab.diagnosis.speed import Case
+from treespec.lab.diagnosis.speed import LEAST_GAIN, Case, Cause
 from treespec.lab.diagnosis.times import TIME_CAUSES, prompt_long
 
 LEAST_STEPS = 8

@@ -1,24 +1,20 @@
 """Causes in the drafts: too expensive, wrong, too deep, missing, or of a distribution that does not fit the target."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import fmean
 
 import numpy as np
 
-from treespec.lab.diagnosis.cause import (
-    EXPENSIVE_DRAFT,
-    LEAST_COUNT,
-    LEAST_GAIN,
-    LOW_ACCEPTANCE,
-    USUAL_ACCEPTANCE,
-    USUAL_DRAFT,
-    Cause,
-)
 from treespec.lab.diagnosis.evidence import Evidence, Fit
-from treespec.lab.diagnosis.speed import Case
+from treespec.lab.diagnosis.speed import LEAST_GAIN, Case, Cause
 
+USUAL_ACCEPTANCE = 0.6
+"""The acceptance of a good drafter's children below an accepted node, at every depth."""
+LOW_ACCEPTANCE = 0.4
+USUAL_DRAFT, EXPENSIVE_DRAFT = 0.25, 0.5
+"""The time of drafting, in passes of the target over one node per row."""
+LEAST_COUNT = 10
+"""The fewest drafts from which a share is computed."""
 LEAST_FITS = 40
 SURE, NEVER = 0.3, 0.03
 """Children that the draft is this sure of, and a target that gives them next to nothing."""

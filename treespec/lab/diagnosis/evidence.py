@@ -1,7 +1,5 @@
 """What a diagnosis knows of a run: its counters and, with more detail, its trace."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,18 +1,33 @@
 """How long a step takes and how fast a run is, compared with plain decoding, now and with one thing changed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from math import log
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from treespec.lab.diagnosis.evidence import Evidence
 from treespec.policies.control.pass_times import PassTimes
 
+LEAST_GAIN = 1.15
+"""A cause counts where its removal makes the run at least this many times as fast."""
 LONGEST_DRAFT = 64
 """Tokens of the longest perfect draft that is considered."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One thing that holds a run back.
+
+    `name` is short and always the same; `evidence` has the numbers that speak for it; `change` is what to do;
+    `speedup` is the run's speed with the change, in today's plain decoding. What is attainable instead is a convention:
+    what well-chosen settings usually reach.
+    """
+
+    name: str
+    evidence: str
+    change: str
+    speedup: float
 
 
 def pass_ms(passes: PassTimes, nodes: float) -> float:
@@ -40,7 +55,7 @@ class Speed:
     plain_host: float
 
     @classmethod
-    def of(cls, run: Evidence, passes: PassTimes) -> Speed:
+    def of(cls, run: Evidence, passes: PassTimes) -> Self:
         ms = {phase: run.ms(phase) for phase in ("draft", "target", "verify", "commit", "other", "prefill")}
         tokens = run.tokens_per_step
         host = (ms["verify"] + ms["commit"]) / tokens
@@ -80,7 +95,7 @@ class Case(NamedTuple):
     rows: float
 
     @classmethod
-    def of(cls, run: Evidence) -> Case:
+    def of(cls, run: Evidence) -> Self:
         mean_ms, mean_nodes = run.ms("target"), run.nodes_per_row * run.rows_per_step
         # Without a profile passes count as flat: one of any size takes what this run's took.
         passes = PassTimes(run.pass_ms or {1: mean_ms, 2: mean_ms})
@@ -90,7 +105,7 @@ class Case(NamedTuple):
     def pass_ms(self, nodes_per_row: float) -> float:
         return pass_ms(self.passes, self.rows * nodes_per_row)
 
-    def with_one_row(self) -> Case:
+    def with_one_row(self) -> Self:
         """The same drafts for a single text: drafting gets cheaper as a plain pass does, other work by the rows."""
         plain, target = (pass_ms(self.passes, nodes) for nodes in (1, self.run.nodes_per_row))
         shares = {name: getattr(self.speed, name) / self.rows for name in ("prefill", "verify", "commit", "other")}

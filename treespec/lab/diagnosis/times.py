@@ -1,16 +1,12 @@
 """Causes in and outside of the target's passes: trees, batches, prompts, processors, rules, other work."""
 
-from __future__ import annotations
+from treespec.lab.diagnosis.speed import LEAST_GAIN, Case, Cause
 
-from treespec.lab.diagnosis.cause import (
-    EXPENSIVE_HOST,
-    FLAT,
-    LARGE_BATCH,
-    LEAST_GAIN,
-    USUAL_HOST,
-    Cause,
-)
-from treespec.lab.diagnosis.speed import Case
+USUAL_HOST, EXPENSIVE_HOST = 0.1, 0.3
+"""The time of the host's other work, of processors, and of a rule: each in plain passes too."""
+FLAT = 1.4
+"""A pass over a tree may take this many times a pass over one node."""
+LARGE_BATCH = 4
 
 
 def tree_too_large(case: Case) -> Cause | None:

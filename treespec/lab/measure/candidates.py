@@ -1,7 +1,5 @@
 """Ways to decode that were measured in pairs with plain decoding, and the choice among them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Bootstrap intervals of paired measurements: one number per prompt or context for each of several contestants."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

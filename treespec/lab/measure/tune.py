@@ -5,8 +5,6 @@ and what passes took how fast each chain and tree would be. The best of them are
 decoding and with each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -203,11 +201,7 @@ def _shown(forecasts: Mapping[str, Forecast]) -> dict[str, dict[str, float]]:
 
 
 def _warnings(
-    best: Candidate | None,
-    candidates: Sequence[Candidate],
-    limits: Limits,
-    plain_ms: float,
-    share: float,
+    best: Candidate | None, candidates: Sequence[Candidate], limits: Limits, plain_ms: float, share: float
 ) -> list[str]:
     found = [f"the output of {c.way.name} differs from plain: try treespec check" for c in candidates if not c.is_right]
     if is_busy(share):

@@ -1,7 +1,5 @@
 """Plain greedy decoding as the reference, and the comparison of another decoder's output with it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Drafters of the self-test: one plants the true continuation, one draws from a distortion of the target."""
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Sequence

@@ -110,18 +110,16 @@ def _draw(subject: Subject, speculation: TreeSpeculation, seed: int) -> Tally:
     """As many samples as there are to be, or time for."""
     tally, start, batch = Tally(), perf_counter(), 0
     num_rows = max(16, min(256, subject.num_samples, 2**22 // subject.facts.num_logits))
-    while tally.texts.total() < subject.num_samples and (not batch or _has_time(subject, start)):
+    has_time = True
+    while tally.texts.total() < subject.num_samples and has_time:
         speculation.options = replace(speculation.options, seed=seed + batch, record_steps=True)
         new = _generate(subject, num_rows, speculation)[:, -NUM_TOKENS:].tolist()
         tally.add([tuple(row) for row in new], speculation.steps)
         batch += 1
         spent = (perf_counter() - start) / subject.seconds
+        has_time = subject.facts.ranks.agree("clock", spent < 1)
         subject.advance(max(tally.texts.total() / subject.num_samples, spent))
     return tally
-
-
-def _has_time(subject: Subject, start: float) -> bool:
-    return subject.facts.ranks.agree("clock", perf_counter() - start < subject.seconds)
 
 
 def _generate(subject: Subject, num_rows: int, speculation: Any) -> Tensor:

@@ -13,7 +13,7 @@ from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import CACHE_NAME, cache_in
 from treespec.hf.models.capability import keeps_states
-from treespec.lab.selftest.agreement import Agreement, Plain, compare, plain_greedy
+from treespec.lab.selftest.agreement import Plain, compare, plain_greedy
 from treespec.lab.selftest.drafters import Planted, seeded_rand
 from treespec.lab.selftest.report import FAILED, OK, SKIPPED, WARNING, Outcome
 from treespec.lab.selftest.subject import Subject
@@ -193,12 +193,9 @@ def _compared(subject: Subject, outputs: Sequence[list[int]], plains: Sequence[P
     if wrong:
         return FAILED, f"differ from plain greedy decoding: {', '.join(wrong)}"
     count = sum(len(output) for output in outputs)
-    return OK, f"{_ties(found)} {count} tokens in {len(outputs)} texts"
-
-
-def _ties(found: Sequence[Agreement]) -> str:
     ties = [f"text {i + 1} token {a.position + 1}" for i, a in enumerate(found) if a.position is not None]
-    return f"identical to plain but after near-ties ({', '.join(ties)}):" if ties else "identical to plain:"
+    but = f" but after near-ties ({', '.join(ties)})" if ties else ""
+    return OK, f"identical to plain{but}: {count} tokens in {len(outputs)} texts"
 
 
 def _cache_fault(cache: Any, expected: Any, dtype: torch.dtype) -> str | None:

@@ -1,7 +1,5 @@
 """`Tracing`: what writes a call's trace, and what is known of the call in addition to its steps."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from transformers import PreTrainedModel
 from treespec.checks import installed_versions
 from treespec.errors import TreespecError
 from treespec.hf.generation.call import Call
-from treespec.lab.pass_times import pass_times
+from treespec.lab.pass_times import pass_profile
 from treespec.lab.trace.file import TraceFile
 from treespec.lab.trace.recorder import Recorder
 from treespec.policies import Control
@@ -81,7 +79,7 @@ def describe(part: Any) -> str:
 def _pass_ms(model: PreTrainedModel, policy: Any) -> dict[str, float] | None:
     """The target's measured passes, with which a diagnosis compares; measured once per model and machine."""
     try:
-        found = getattr(policy, "pass_ms", None) or pass_times(model)
+        found = getattr(policy, "pass_ms", None) or pass_profile(model).pass_ms
     except TreespecError:
         return None
     return {str(nodes): float(ms) for nodes, ms in found.items()} if found else None

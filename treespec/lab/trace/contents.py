@@ -1,7 +1,5 @@
 """What a trace takes from one verified step: trees, probabilities at their nodes, who proposed them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

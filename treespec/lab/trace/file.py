@@ -1,7 +1,5 @@
 """Traces as files: `TraceFile` appends to one, `read_trace` reads it."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Recorded trees as networkx graphs, for GraphML, node-link JSON and tools that read them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from os import PathLike

@@ -1,10 +1,8 @@
 """`Recorder`: what the engine shows a trace during one call."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -12,12 +10,14 @@ from treespec.engine import stats
 from treespec.engine.observer import Observer, StepRecord, VerifiedTrees
 from treespec.lab.trace.contents import distributions_of, short, tree_records
 from treespec.lab.trace.file import TraceFile
-from treespec.lab.trace.texts import Texts
 from treespec.policies.control.contract import Choice
 from treespec.protocols import PathProcessors
 from treespec.sampling import NoProcessors
 from treespec.tree.transfer import WAITS
 from treespec.verification import resolve
+
+UNFINISHED = "\ufffd"
+"""What tokenizers decode the first bytes of a character to."""
 
 
 class TimedProcessors:
@@ -53,7 +53,7 @@ class Recorder(Observer):
         self._distributions: dict[str, Tensor] | None = None
         self._num_steps, self._prefill = 0, 0.0
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Self:
         self.file.begin(self._about)
         self._start_step()
         return self
@@ -115,3 +115,46 @@ def _choice_record(choice: Choice | None) -> dict[str, Any] | None:
         return None
     rates = {name: short(rate) for name, rate in choice.tokens_per_second.items()}
     return {"name": choice.name, "reason": choice.reason, "tokens_per_second": rates}
+
+
+class Texts:
+    """Decodes tokens one by one (labels of nodes), and texts as they grow.
+
+    Without a tokenizer there is no text.
+    """
+
+    def __init__(self, tokenizer: Any = None) -> None:
+        self._tokenizer = tokenizer
+        self._known: set[int] = set()
+        self._tails: dict[int, tuple[list[int], list[int]]] = {}
+
+    def new(self, tokens: Sequence[int]) -> dict[int, str]:
+        """The text of every token that was not asked for before."""
+        if self._tokenizer is None:
+            return {}
+        fresh = dict.fromkeys(token for token in tokens if token not in self._known)
+        self._known.update(fresh)
+        return {token: self._decode([token]) for token in fresh}
+
+    def pieces(self, row: int, tokens: Sequence[int]) -> list[str]:
+        """What every token adds to the row's text: nothing while a character of several tokens is unfinished.
+
+        Decoded after the tokens of the last piece, for spaces may depend on what stands before.
+        """
+        if self._tokenizer is None:
+            return []
+        found = []
+        for token in tokens:
+            before, fresh = self._tails.get(row, ([], []))
+            fresh = [*fresh, token]
+            head, whole = self._decode(before), self._decode([*before, *fresh])
+            if whole.endswith(UNFINISHED) and len(fresh) < 4:
+                found.append("")
+                self._tails[row] = (before, fresh)
+            else:
+                found.append(whole[len(head) :])
+                self._tails[row] = (fresh, [])
+        return found
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False)) if tokens else ""

@@ -1,10 +1,8 @@
 """What a trace holds: calls, and in each one record per step and row."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -105,7 +103,7 @@ class TracedStep:
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TracedStep:
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Raises `TraceError`: fields are missing, or those of the tree do not fit together."""
         names = [field.name for field in fields(cls)]
         if missing := [name for name in names if name not in data]:

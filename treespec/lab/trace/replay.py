@@ -1,7 +1,5 @@
 """Recorded steps verified again: by another rule, or on a part of their trees."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby

@@ -7,15 +7,18 @@ the same text.
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from treespec.checks import check_count
+from treespec.cpu import prepack_linears
 from treespec.drafters import WarmStart
-from treespec.errors import ConfigError
+from treespec.errors import ConfigError, TreespecError
 from treespec.hf.introspect import num_logits
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.training.text.batch import Message, Writing, write_batch
@@ -35,6 +38,8 @@ def write_texts(
     on_tokens: Callable[[int], object] = lambda _: None,
 ) -> Texts:
     """Let a model write text for a warm start or for the training of a drafter.
+
+    On a CPU from packed weights, which halve the time of small batches and take their memory again.
 
     Args:
         tokenizer: gives the chat template and encodes the prompts.
@@ -60,17 +65,26 @@ def write_texts(
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[Texts] = []
     size = writing.batch_size
-    while len(shards) * size < len(given) if num_tokens is None else _num_tokens(shards) < num_tokens:
-        number, path = len(shards), folder / f"text-{len(shards):05d}.safetensors"
-        if path.exists():
-            shards.append(read_texts(path, settings))
-            on_tokens(len(shards[-1].tokens))
-        else:
+    with packed(model, size):
+        while len(shards) * size < len(given) if num_tokens is None else _num_tokens(shards) < num_tokens:
+            number, path = len(shards), folder / f"text-{len(shards):05d}.safetensors"
+            if path.exists():
+                shards.append(read_texts(path, settings))
+                on_tokens(len(shards[-1].tokens))
+                continue
             last = len(given) if num_tokens is None else (number + 1) * size
             batch = [_message(given, opened, i) for i in range(number * size, min(last, (number + 1) * size))]
             shards.append(write_batch(scorer, turns, ends, batch, writing, number, on_tokens))
             save_texts(path, shards[-1], settings)
     return join(shards)
+
+
+def packed(module: nn.Module, num_rows: int = 16) -> AbstractContextManager[object]:
+    """A module's packed weights, where it can have them: on a CPU, in float32, not packed before."""
+    try:
+        return prepack_linears(module, num_rows)
+    except TreespecError:
+        return nullcontext()
 
 
 def _num_tokens(shards: Sequence[Texts]) -> int:

@@ -1,11 +1,9 @@
 """Cells of a study: one combination of factors each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
 from treespec.checks import check_count, check_number
 from treespec.errors import ConfigError
@@ -67,8 +65,9 @@ class Cell:
         check_number("top_p", self.top_p, lambda p: 0 < p <= 1, "be above 0 and at most 1")
         if self.rule != "auto":
             get_rule(self.rule)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**31:
-            raise ConfigError(f"a study's seed must be an int from 0 to 2**31 - 1, got {self.seed!r}")
+        check_number(
+            "seed", self.seed, lambda n: isinstance(n, int) and 0 <= n < 2**31, "be an int from 0 to 2**31 - 1"
+        )
         if not isinstance(self.processors, str) or not self.processors.startswith("{"):
             raise ConfigError(f"a study's processors must be mappings of generate's arguments, got {self.processors!r}")
 
@@ -83,7 +82,7 @@ class Cell:
             return {"do_sample": False, **more}
         return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": 0, **more}
 
-    def without_unused(self) -> Cell:
+    def without_unused(self) -> Self:
         """With what does not count for this policy and temperature at its default, so that equal cells are equal."""
         found = self
         if self.temperature == 0:

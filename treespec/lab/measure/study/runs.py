@@ -1,7 +1,5 @@
 """A study's runs: block by block, in several processes, each block kept as soon as it is done."""
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,11 +8,12 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from treespec.data.tensor_file import whole
 from treespec.engine.stats import PHASES, SpeculationStats
 from treespec.errors import ConfigError, RuleMismatchError, TreespecError, UnsupportedModeError
 from treespec.hf.generation.speculation import TreeSpeculation
@@ -22,7 +21,7 @@ from treespec.hf.machine import OtherWork
 from treespec.lab.measure.paired import Run, timed_call
 from treespec.lab.measure.study.cells import PLAIN, Cell
 from treespec.lab.measure.study.study import Block, Study
-from treespec.lab.store import Store, whole
+from treespec.lab.store import Store
 
 Encode = Callable[[Any, Sequence[str]], Mapping[str, Tensor]]
 """A tokenizer and users' messages to arguments of `generate`, left-padded."""
@@ -42,7 +41,7 @@ class Subject:
     is_warm: bool = False
 
     @classmethod
-    def of(cls, study: Study, load: Load, encode: Encode) -> Subject:
+    def of(cls, study: Study, load: Load, encode: Encode) -> Self:
         torch.set_num_threads(study.threads)
         return cls(*load(study), encode, study.new_tokens)
 

@@ -1,7 +1,5 @@
 """A study as its file describes it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +17,22 @@ from treespec.lab.measure.study.cells import FACTORS, PAIRED, Cell, level_of
 
 ReadPrompts = Callable[[Path | None], Sequence[str]]
 """Users' messages from a file; None: default ones."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Cells that are run one after the other on the same prompts, so that their times are paired.
+
+    `number`: of the prompts, a whole batch of them, in the study.
+    """
+
+    number: int
+    cells: tuple[Cell, ...]
+    prompts: tuple[str, ...]
+
+    def digest(self) -> str:
+        """The name of its file."""
+        return _digest([self.number, self.prompts, *(asdict(cell) for cell in self.cells)])
 
 
 @dataclass(frozen=True)
@@ -67,22 +81,6 @@ class Study:
             starts = range(0, len(self.prompts) - size + 1, size)
             blocks += [Block(number, tuple(cells), self.prompts[at : at + size]) for number, at in enumerate(starts)]
         return blocks
-
-
-@dataclass(frozen=True)
-class Block:
-    """Cells that are run one after the other on the same prompts, so that their times are paired.
-
-    `number`: of the prompts, a whole batch of them, in the study.
-    """
-
-    number: int
-    cells: tuple[Cell, ...]
-    prompts: tuple[str, ...]
-
-    def digest(self) -> str:
-        """The name of its file."""
-        return _digest([self.number, self.prompts, *(asdict(cell) for cell in self.cells)])
 
 
 def _digest(about: Sequence[Any]) -> str:

@@ -1,7 +1,5 @@
 """Paired statistics of a table of runs: every cell and its difference to the baseline, as text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
