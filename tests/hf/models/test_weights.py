@@ -14,8 +14,8 @@ from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf.introspect import CACHE_NAME, cache_in, model_facts
 from treespec.hf.models import capability
 from treespec.hf.models.capability import neighbour_effect
-from treespec.hf.models.machine_key import machine_key
 from treespec.hf.models.make_scorer import make_scorer
+from treespec.hf.models.measuring import machine_key
 from treespec.protocols import Capability
 
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}

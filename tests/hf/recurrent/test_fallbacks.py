@@ -13,7 +13,7 @@ from treespec.hf import make_scorer
 from treespec.hf.cache.growing import GrowingLayer
 from treespec.hf.introspect import model_facts
 from treespec.hf.models import capability as capability_file
-from treespec.hf.recurrent import rg_lru
+from treespec.hf.recurrent import layers
 from treespec.lab.selftest.drafters import Planted
 from treespec.policies import BestFirst
 
@@ -55,6 +55,6 @@ def test_an_index_of_blocks_is_known_by_its_budget():
 
 
 def test_recurrent_gemma_before_transformers_5_23_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(rg_lru, "state_cache", lambda _: Cache(layers=[GrowingLayer() for _ in range(3)]))
+    monkeypatch.setattr(layers, "state_cache", lambda _: Cache(layers=[GrowingLayer() for _ in range(3)]))
     with pytest.raises(UnsupportedModelError, match="trees of recurrent_gemma need transformers"):
         make_scorer(build("recurrent_gemma"))
