@@ -4,7 +4,7 @@ import accelerate
 import pytest
 import torch
 from helpers.medusa_files import random_heads
-from helpers.rounds import NAMES, PLANTED, PROMPT_LENGTH, RAGGED_LENGTHS, Game, uncached_logits
+from helpers.rounds import NAMES, PLANTED, PROMPT_LENGTH, RAGGED_LENGTHS, Game, prefilled, uncached_logits
 from helpers.zoo import SIZES, VOCAB_SIZE, WINDOW, build
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
@@ -228,14 +228,13 @@ class TestLimits:
         assert scorer_for(build(name)).max_positions is None
 
     def test_static_cache_is_full(self):
-        scorer = TreeScorer(build("llama"), max_cache_len=12)
         ids = torch.ones(1, 8, dtype=torch.int64)
-        scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+        scorer = prefilled(TreeScorer(build("llama"), max_cache_len=12), ids)
         with pytest.raises(ContextFullError, match="12 slots has 4 free"):
             scorer.extend(torch.ones(1, 5, dtype=torch.int64), torch.tensor([[-1, 0, 0, 0, 0]]))
         scorer.extend(torch.ones(1, 4, dtype=torch.int64), torch.tensor([[-1, 0, 0, 0]]))
         with pytest.raises(ContextFullError):
-            TreeScorer(build("llama"), max_cache_len=5).prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+            prefilled(TreeScorer(build("llama"), max_cache_len=5), ids)
 
     def test_static_cache_is_repacked_when_holes_fill_it(self, monkeypatch):
         repack, moves = slot_cache.SlotCache._repack, []
@@ -302,8 +301,7 @@ def test_planted_bugs_make_far_more_than_rounding(bug, monkeypatch):
 
 def test_new_caches_keep_all_tokens_of_sliding_layers():
     for is_static in (False, True):
-        scorer = scorer_for(build("gemma3_text"), is_static)
         ids = torch.ones(1, 3 * WINDOW, dtype=torch.int64)
-        scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+        scorer = prefilled(scorer_for(build("gemma3_text"), is_static), ids)
         assert isinstance(scorer.cache, Cache)
         assert all(int(layer.get_seq_length()) == 3 * WINDOW for layer in scorer.cache.layers)
