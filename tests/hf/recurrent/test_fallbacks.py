@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.tiny import identical
 from helpers.zoo import BY_CHAINS, VOCAB_SIZE, Architecture, build, prompts
 from transformers import CONFIG_MAPPING, Cache
 
@@ -22,11 +23,6 @@ KNOWN = [architecture for architecture in BY_CHAINS if architecture.model_type i
 SLOW = ("inkling2_text", "inkling2_loop_text", "qwen4_exp_text")
 
 
-@pytest.fixture(autouse=True)
-def forget_warnings(monkeypatch):
-    monkeypatch.setattr(capability_file, "_said", set())
-
-
 @pytest.mark.parametrize(
     "architecture", [pytest.param(a, marks=[pytest.mark.slow] * (str(a) in SLOW)) for a in KNOWN], ids=str
 )
@@ -42,8 +38,7 @@ def test_chains_are_token_for_token(architecture: Architecture):
         speculation = treespec.TreeSpeculation(
             Planted(plain[:, 30:].tolist(), VOCAB_SIZE, 4), tree=BestFirst(num_nodes)
         )
-        assert torch.equal(model.generate(ids, **given, custom_generate=speculation), plain)
-        assert speculation.stats.mean_acceptance_length > 1
+        assert identical(model, ids, speculation, **given).mean_acceptance_length > 1
 
 
 def test_an_index_of_blocks_is_known_by_its_budget():
