@@ -151,31 +151,19 @@ class TreeSpeculation:
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
+        _options: Options | None = None,
         **model_kwargs: Unpack[ModelArguments],
     ) -> Output:
         """What `model.generate` calls when everything is prepared: input_ids [B, P] to sequences [B, P + new].
 
+        `_options` are a call's own, whose streamer the caller ends.
+
         Raises `TreespecError`: see `Call.of` and `run_of`; a `RanksDisagreeError` where processes that run the model
         together make other calls.
         """
-        with _ending(self.options.streamer):
-            prepared = model, input_ids, logits_processor, stopping_criteria, generation_config
-            return self._run(self.options, *prepared, **model_kwargs)
-
-    def _run(
-        self,
-        options: Options,
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        **model_kwargs: Unpack[ModelArguments],
-    ) -> Output:
-        """One call with its own options; the caller ends the streamer."""
         prepared = model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
-        with self._turns:
-            call = Call.of(options, *prepared)
+        with _ending(self.options.streamer) if _options is None else nullcontext(), self._turns:
+            call = Call.of(_options or self.options, *prepared)
             with self._elsewhere(call) as output:
                 if output is not None:
                     return output
@@ -239,5 +227,5 @@ def generate(
         arguments = with_prompts(model, inputs, options.tokenizer, generation_kwargs)
         check_ids(model, arguments.get("inputs", arguments.get("input_ids")))
         return model.generate(  # pyright: ignore[reportCallIssue]
-            **arguments, custom_generate=partial(speculation._run, options)
+            **arguments, custom_generate=partial(speculation, _options=options)
         )
