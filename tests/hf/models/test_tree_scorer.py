@@ -1,6 +1,5 @@
 """`TreeScorer`: six rounds of tree and commit stay equal to uncached passes, and planted bugs do not."""
 
-import accelerate
 import pytest
 import torch
 from helpers.medusa_files import random_heads
@@ -82,11 +81,6 @@ def test_flex_attention_takes_block_masks():
         torch.compiler.set_stance("default")
 
 
-def test_bfloat16():
-    model = build("llama", "eager").to(torch.bfloat16)
-    assert Game(model, scorer_for(model), RAGGED_LENGTHS).play(3) <= 0.2
-
-
 def test_inference_mode():
     model = build("mistral")
     with torch.inference_mode():
@@ -141,13 +135,6 @@ def test_a_layer_that_is_not_there_is_refused():
     scorer = scorer_for(build("llama"), hidden_layers=(7,))
     with pytest.raises(ConfigError, match=r"\[7\]"):
         scorer.prefill(torch.ones(1, 3, dtype=torch.int64), torch.ones(1, 3, dtype=torch.bool))
-
-
-def test_offloaded_models_take_ids_where_their_hooks_want_them():
-    model = accelerate.cpu_offload(build("llama"), execution_device=torch.device("cpu"))
-    scorer = make_scorer(model)
-    assert (scorer.device.type, scorer.capability) == ("cpu", Capability.TREE)
-    assert Game(build("llama"), scorer, RAGGED_LENGTHS).play(2) <= TOLERANCE
 
 
 class TestGivenCache:
