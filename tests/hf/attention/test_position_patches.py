@@ -100,7 +100,7 @@ def scored(model):
 def test_passes_of_other_threads_are_left_alone(architecture):
     """While a pass, plain or of a tree, waits in its head, both passes of another thread give what they always give.
 
-    Of every kind of patch: the last of these models is attended to by folded attention.
+    These models have every kind of patch; the last one is attended to by folded attention.
     """
     model = build(architecture)
     assert bool(RopeByLength(model)) == (architecture in ROPES)
