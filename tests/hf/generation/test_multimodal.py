@@ -21,6 +21,7 @@ from treespec import KAry, TreeSpeculation
 from treespec.errors import ConfigError, UnsupportedModeError, UnsupportedModelError
 from treespec.hf import make_scorer
 from treespec.hf.introspect import CACHE_NAME, cache_in
+from treespec.hf.recurrent import operators
 from treespec.protocols import Capability
 from treespec.testing import enumerate_continuations, g_test
 
@@ -191,15 +192,21 @@ def test_layers_that_attend_to_images_alone_are_refused_by_name():
         model.generate(**inputs, **OPTIONS, custom_generate=lookups())
 
 
+@pytest.mark.filterwarnings("ignore:.*by chains:treespec.TreespecWarning")
+@pytest.mark.parametrize("capability", [Capability.TREE, Capability.CHAIN])
 @pytest.mark.parametrize("kind", WITH_STATES, ids=str)
-def test_models_with_states_read_images_once_and_decode_by_trees(kind):
-    """Text alone, a padded batch of several images, none and one, and images early in the prompt."""
+def test_models_with_states_read_images_once(kind, capability, monkeypatch):
+    """By trees, or chains where the recurrence has no form for trees.
+
+    Text alone, a padded batch of several images, none and one, and images early in the prompt.
+    """
+    monkeypatch.setattr(operators, "_is_known", lambda names: capability == Capability.TREE)
     model, speculation = build(kind), lookups()
     for inputs in (prompts(kind, [0]), prompts(kind, [2, 0, 1]), prompts(kind, [1], length=3)):
         plain = model.generate(**inputs, **OPTIONS)
         for each in (speculation, TreeSpeculation(model, tree=4)):
             assert identical(model, inputs, each, times=2, **OPTIONS).num_draft_tokens > 0
-    assert make_scorer(model).capability == Capability.TREE
+    assert make_scorer(model).capability == capability
     inputs["pixel_values"] = inputs["pixel_values"].flip(-1)
     assert not torch.equal(model.generate(**inputs, **OPTIONS), plain)
 
