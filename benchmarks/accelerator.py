@@ -26,7 +26,7 @@ from benchmarks.common.settings import RESULTS, markdown_table, parser, publish,
 from treespec import Chain, Control, TreeSpeculation
 from treespec.hf.models.compiled_target import compiled_scorer
 from treespec.hf.models.make_scorer import make_scorer
-from treespec.hf.models.timing import time_pass
+from treespec.hf.models.measuring import time_pass
 from treespec.protocols import Frontier, Proposal
 
 SIZES: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from treespec.cpu.attention import FastAttention, NativeAttention, native_attent
 from treespec.heads.modules.kv_cache import DraftingCache
 from treespec.heads.modules.layers import Attention, LayerConfig
 from treespec.hf import TreeScorer
-from treespec.hf.attention.served import attention_of
+from treespec.hf.attention import folded
 
 PARENTS = torch.tensor([[-1, 0, 0, 1, 2, 2, 0, 5]])
 
@@ -188,7 +188,7 @@ def test_tree_passes_of_optimised_models_use_it(folder, library, monkeypatch):
     plain = logits()
     assert not calls
     with treespec.optimize(model):
-        assert attention_of(copy.deepcopy(model)) is None
+        assert copy.deepcopy(model) not in folded._served
         fast = logits()
         assert len(calls) == model.config.num_hidden_layers
     assert (fast - plain).abs().max() < 1e-4 * plain.std()

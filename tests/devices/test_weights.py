@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import eagle3_files
 from helpers.head_files import SPECULATORS
-from helpers.tiny import noisy_copy, prompt, tiny_llama
+from helpers.tiny import identical, noisy_copy, prompt, tiny_llama
 from transformers import AutoModelForCausalLM
 
 from treespec import SuffixLookup, TreeSpeculation, generate, load_drafter, optimize
@@ -85,8 +85,7 @@ def test_heads_take_the_weights_that_their_files_lack(tmp_path: Path) -> None:
     drafters = [load_drafter(tmp_path / "head", model, hidden_layers=(1, 2, 0)) for model in (target, offloaded)]
     weights = [dict(drafter.head.named_parameters()) for drafter in drafters]
     assert all(weights[1][name].equal(weight) for name, weight in weights[0].items())
-    plain = target.generate(ids, **OPTIONS)
-    assert offloaded.generate(ids, **OPTIONS, custom_generate=TreeSpeculation(drafters[1], tree=6)).equal(plain)
+    identical(offloaded, ids, TreeSpeculation(drafters[1], tree=6), **OPTIONS)
 
 
 def test_optimize_serves_what_stays_in_memory(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from helpers.grammars import (
     Sometimes,
     SometimesRising,
     Spelled,
+    check_constrained,
     constrained,
     constrained_distribution,
     drafted_texts,
@@ -38,9 +39,7 @@ def test_sampled_texts_and_drafts_are_in_the_grammar(target, draft, children):
 def test_lookups_propose_nothing_that_is_forbidden(target):
     speculation = TreeSpeculation(TokenRecycling(), tree=8, record_steps=True)
     processor, inputs = GrammarProcessor(Rising()), {"input_ids": prompt(2)}
-    for _ in range(2):
-        out = constrained(target, inputs, processor, custom_generate=speculation)
-    assert torch.equal(out, constrained(target, inputs, processor))
+    check_constrained(target, inputs, processor, speculation, times=2)
     assert speculation.stats.num_draft_tokens > 0
     assert all(map(is_rising, drafted_texts(speculation, 2)))
 
@@ -49,11 +48,9 @@ def test_lookups_propose_nothing_that_is_forbidden(target):
 def test_drafters_that_were_not_asked_go_on(target, draft, policy):
     """Forced names between free tokens, with drafters that learn from every step."""
     processor, inputs = GrammarProcessor(Sometimes()), padded(prompt(2), [0, 3])
-    plain = constrained(target, inputs, processor, max_new_tokens=30)
     for drafter in (draft, [draft, TokenRecycling(), SuffixLookup()], SuffixLookup()):
         speculation = TreeSpeculation(drafter, tree=policy)
-        out = constrained(target, inputs, processor, max_new_tokens=30, custom_generate=speculation)
-        assert torch.equal(out, plain)
+        check_constrained(target, inputs, processor, speculation, max_new_tokens=30)
         assert speculation.stats.num_accepted_tokens > 10
 
 
@@ -63,12 +60,10 @@ def test_what_is_forced_costs_no_draft_pass(target, draft, do_sample, tree, num_
     """30 tokens and the end of text: each step takes as many as the tree has nodes, and the last one ends the row."""
     options = {"max_new_tokens": 40, "eos_token_id": 1, "do_sample": do_sample}
     processor, inputs = GrammarProcessor(Spelled()), {"input_ids": prompt(2)}
-    plain = constrained(target, inputs, processor, **options)
-    assert plain.shape == (2, 12 + 31)
     drafter = DraftModel(make_scorer(draft))
     drafter.expand = None  # It would fail.
     speculation = TreeSpeculation(drafter, tree=tree, record_steps=True)
-    assert torch.equal(constrained(target, inputs, processor, **options, custom_generate=speculation), plain)
+    assert check_constrained(target, inputs, processor, speculation, **options).shape == (2, 12 + 31)
     assert [len(step.emitted[0]) for step in speculation.steps[:-1]] == [num_forced + 1] * (31 // (num_forced + 1))
 
 

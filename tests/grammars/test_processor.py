@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from helpers.grammars import Rising, constrained, is_rising
-from helpers.tiny import padded, prompt
+from helpers.grammars import Rising, check_constrained, constrained, is_rising
+from helpers.tiny import lookups, padded, prompt
 from transformers import LogitsProcessor
 
-from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec import TokenRecycling, TreeSpeculation
 from treespec.errors import UnsupportedModeError
 from treespec.grammars import processor as grammar_module
 from treespec.hf import GrammarProcessor
@@ -17,10 +17,8 @@ def test_greedy_equals_plain_with_one_object_for_all_calls(target, draft, max_st
     monkeypatch.setattr(grammar_module, "MAX_STATES", max_states)
     processor = GrammarProcessor(Rising())
     for inputs in (padded(prompt(2), [0, 4]), {"input_ids": prompt(1, length=5)}):
-        plain = constrained(target, inputs, processor)
-        for drafter in ([TokenRecycling(), SuffixLookup()], draft):
-            out = constrained(target, inputs, processor, custom_generate=TreeSpeculation(drafter, tree=8))
-            assert torch.equal(out, plain)
+        for speculation in (lookups(), TreeSpeculation(draft, tree=8)):
+            plain = check_constrained(target, inputs, processor, speculation)
         assert torch.equal(constrained(target, inputs, processor), plain)
         assert all(is_rising(row) for row in plain[:, inputs["input_ids"].shape[1] :].tolist())
 

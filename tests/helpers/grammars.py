@@ -13,6 +13,14 @@ def constrained(model, inputs, processor, **options):
     return model.generate(**inputs, **OPTIONS | {"logits_processor": LogitsProcessorList([processor])} | options)
 
 
+def check_constrained(model, inputs, processor, speculation, times=1, **options):
+    """Greedy output is that of plain `generate`; returns it."""
+    plain = constrained(model, inputs, processor, **options)
+    for _ in range(times):
+        assert torch.equal(constrained(model, inputs, processor, custom_generate=speculation, **options), plain)
+    return plain
+
+
 class Rising:
     """Texts whose tokens rise by at most 9, and start again below 8 after 55."""
 

@@ -1,8 +1,8 @@
 """Stand-ins for the packages of fast kernels (fla, causal-conv1d, mamba-ssm), which count their calls.
 
-They have the packages' signatures, update in place what the packages update in place, and compute what transformers
-computes without them. transformers chooses between a package and its own code while it imports a modelling file:
-`model_with_packages` builds a model from a second copy of a file, imported while the stand-ins are there.
+They update in place what the packages update in place, and compute what transformers computes without them.
+transformers chooses between a package and its own code while it imports a modelling file: `model_with_packages` builds
+a model from a second copy of a file, imported while the stand-ins are there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import sys
 from collections import Counter
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -22,148 +23,40 @@ from transformers.models.mamba import modeling_mamba as mamba
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-INFINITY = float("inf")
+
+def _delta(run):
+    """Delta rules: after five inputs, options that transformers' own functions know too."""
+
+    def rule(q, k, v, g, beta, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False):
+        options = {"initial_state": initial_state, "output_final_state": output_final_state}
+        return run(q, k, v, g, beta, **options, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel)
+
+    return rule
 
 
-def causal_conv1d_fn(
-    x,
-    weight,
-    bias=None,
-    seq_idx=None,
-    initial_states=None,
-    return_final_states=False,
-    final_states_out=None,
-    activation=None,
-):
-    assert activation in (None, "silu", "swish")
+def _state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False):
+    """One step of Mamba-2, with heads, or Mamba-1; updates `state`."""
+    step = mamba2.mamba2_selective_state_update if state.ndim == 4 else mamba.mamba_selective_state_update
+    return step(state, x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus)
+
+
+def _convolution(x, weight, bias=None, seq_idx=None, activation=None):
     return qwen.causal_conv1d_fn(x, weight, bias, activation)
 
 
-def causal_conv1d_update(
-    x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None
-):
-    """Updates `conv_state`."""
-    assert activation in (None, "silu", "swish")
-    return qwen.causal_conv1d_update(x, conv_state, weight, bias, activation)
-
-
-def chunk_gated_delta_rule(
-    q,
-    k,
-    v,
-    g,
-    beta,
-    scale=None,
-    initial_state=None,
-    output_final_state=False,
-    use_qk_l2norm_in_kernel=False,
-    cu_seqlens=None,
-):
-    options = {"initial_state": initial_state, "output_final_state": output_final_state}
-    return qwen.torch_chunk_gated_delta_rule(
-        q, k, v, g, beta, **options, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel
-    )
-
-
-def fused_recurrent_gated_delta_rule(
-    q,
-    k,
-    v,
-    g=None,
-    gk=None,
-    gv=None,
-    beta=None,
-    scale=None,
-    initial_state=None,
-    output_final_state=False,
-    use_qk_l2norm_in_kernel=False,
-    cu_seqlens=None,
-):
-    options = {"initial_state": initial_state, "output_final_state": output_final_state}
-    return qwen.torch_recurrent_gated_delta_rule(
-        q, k, v, g, beta, **options, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel
-    )
-
-
-def chunk_kda(
-    q,
-    k,
-    v,
-    g,
-    beta,
-    scale=None,
-    initial_state=None,
-    output_final_state=False,
-    use_qk_l2norm_in_kernel=False,
-    cu_seqlens=None,
-):
-    options = {"initial_state": initial_state, "output_final_state": output_final_state}
-    return kimi.chunk_kimi_delta_attention(q, k, v, g, beta, **options, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel)
-
-
-def fused_recurrent_kda(
-    q,
-    k,
-    v,
-    g=None,
-    beta=None,
-    scale=None,
-    initial_state=None,
-    output_final_state=True,
-    use_qk_l2norm_in_kernel=False,
-    cu_seqlens=None,
-):
-    options = {"initial_state": initial_state, "output_final_state": output_final_state}
-    return kimi.recurrent_kimi_delta_attention(
-        q, k, v, g, beta, **options, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel
-    )
-
-
-def selective_scan_fn(
-    u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False
-):
-    return mamba.mamba_selective_scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
-
-
-def selective_state_update(
-    state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None
-):
-    """One step of Mamba-2, with heads, or Mamba-1; updates `state`."""
-    file = mamba2.mamba2_selective_state_update if state.ndim == 4 else mamba.mamba_selective_state_update
-    return file(state, x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus)
-
-
-def mamba_chunk_scan_combined(
-    x,
-    dt,
-    A,
-    B,
-    C,
-    chunk_size,
-    D=None,
-    z=None,
-    dt_bias=None,
-    initial_states=None,
-    seq_idx=None,
-    cu_seqlens=None,
-    dt_softplus=False,
-    dt_limit=(0.0, INFINITY),
-    return_final_states=False,
-    return_varlen_states=False,
-):
-    options = {"dt_limit": dt_limit, "return_final_states": return_final_states, "initial_states": initial_states}
-    return mamba2.mamba2_chunk_scan(
-        x, dt, A, B, C, chunk_size, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, **options
-    )
-
-
-CONTENTS = {
-    "causal_conv1d": (causal_conv1d_fn, causal_conv1d_update),
-    "fla.ops.gated_delta_rule": (chunk_gated_delta_rule, fused_recurrent_gated_delta_rule),
-    "fla.ops.kda": (chunk_kda, fused_recurrent_kda),
-    "mamba_ssm.ops.selective_scan_interface": (selective_scan_fn,),
-    "mamba_ssm.ops.triton.selective_state_update": (selective_state_update,),
-    "mamba_ssm.ops.triton.ssd_combined": (mamba_chunk_scan_combined,),
+CONTENTS: dict[str, dict[str, Callable[..., Any]]] = {
+    "causal_conv1d": {"causal_conv1d_fn": _convolution, "causal_conv1d_update": qwen.causal_conv1d_update},
+    "fla.ops.gated_delta_rule": {
+        "chunk_gated_delta_rule": _delta(qwen.torch_chunk_gated_delta_rule),
+        "fused_recurrent_gated_delta_rule": _delta(qwen.torch_recurrent_gated_delta_rule),
+    },
+    "fla.ops.kda": {
+        "chunk_kda": _delta(kimi.chunk_kimi_delta_attention),
+        "fused_recurrent_kda": _delta(kimi.recurrent_kimi_delta_attention),
+    },
+    "mamba_ssm.ops.selective_scan_interface": {"selective_scan_fn": mamba.mamba_selective_scan},
+    "mamba_ssm.ops.triton.selective_state_update": {"selective_state_update": _state_update},
+    "mamba_ssm.ops.triton.ssd_combined": {"mamba_chunk_scan_combined": mamba2.mamba2_chunk_scan},
 }
 """By module, what a package has there."""
 
@@ -180,15 +73,15 @@ def packages(calls: Counter[str]) -> dict[str, ModuleType]:
                 found[name].__spec__ = importlib.util.spec_from_loader(name, None)
                 if number:
                     setattr(found[".".join(names[:number])], names[number], found[name])
-        for function in functions:
-            setattr(found[module_name], function.__name__, _counting(function, calls))
+        for name, function in functions.items():
+            setattr(found[module_name], name, _counting(name, function, calls))
     return found
 
 
-def _counting(function: Any, calls: Counter[str]) -> Any:
+def _counting(name: str, function: Callable[..., Any], calls: Counter[str]) -> Any:
     @functools.wraps(function)
     def counted(*args, **kwargs):
-        calls[function.__name__] += 1
+        calls[name] += 1
         return function(*args, **kwargs)
 
     return counted

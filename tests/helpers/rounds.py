@@ -49,6 +49,12 @@ def tree_logits(model: PreTrainedModel, texts: Sequence[list[int]], trees: Seque
     return expected
 
 
+def prefilled(scorer, ids: torch.Tensor):
+    """The scorer behind texts int64 [B, P] without padding."""
+    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    return scorer
+
+
 class Game:
     """Rows of random text, random trees behind them and random paths committed, the same for a seed."""
 
@@ -138,9 +144,7 @@ def cache_error(model: PreTrainedModel, cache: Cache, slot_mask: torch.Tensor, r
 
 def _fresh_cache(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
     if keeps_states(model):
-        scorer = StateScorer(model)
-        scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
-        return scorer.cache
+        return prefilled(StateScorer(model), ids).cache
     fresh = DynamicCache()
     model(input_ids=ids, **{CACHE_NAME: fresh}, use_cache=True)
     return fresh

@@ -52,13 +52,19 @@ def prompt(num_rows: int = 1, length: int = 12, vocab_size: int = 64, seed: int 
     return torch.randint(1, vocab_size, (num_rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def identical(model, inputs, times=1, **options):
+def lookups(**options):
+    """Decoding by two lookups, merged."""
+    return TreeSpeculation([TokenRecycling(), SuffixLookup()], **{"tree": 8} | options)
+
+
+def identical(model, inputs, speculation=None, times=1, **options):
     """The statistics of the last of some calls by trees, after which the drafters know the text: greedy output is plain
-    `generate`'s. `model` may be a function that makes one for every call."""
+    `generate`'s. `model` may be a function that makes one for every call; `inputs` may be ids."""
     fresh = model if not isinstance(model, torch.nn.Module) else lambda: model
-    options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0} | options
-    plain = fresh().generate(**inputs, **options)
-    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
+    inputs = {"input_ids": inputs} if isinstance(inputs, torch.Tensor) else inputs
+    options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0, **inputs, **options}
+    plain = fresh().generate(**options)
+    speculation = speculation or lookups()
     for _ in range(times):
-        assert torch.equal(fresh().generate(**inputs, **options, custom_generate=speculation), plain)
+        assert torch.equal(fresh().generate(**options, custom_generate=speculation), plain)
     return speculation.stats

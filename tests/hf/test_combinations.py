@@ -6,7 +6,6 @@ import pytest
 from helpers.matrix.cells import ALL, DIFFERENT, IDENTICAL, PACKAGE, REFUSED, choose, installed, run_group
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-WITHOUT_PACKAGES = ("float32", "float16", "bfloat16", "PyTorch dynamic int8")
 
 
 def outcomes(axes, folder, per_model):
@@ -34,7 +33,7 @@ def test_a_part_of_the_matrix(tmp_path):
 
 @pytest.mark.slow
 def test_the_matrix_with_what_is_installed_for_the_tests(tmp_path):
-    check(outcomes(installed(ALL | {"weights": WITHOUT_PACKAGES}), tmp_path, per_model=3))
+    check(outcomes(installed(), tmp_path, per_model=3))
 
 
 def test_every_pair_of_prompt_and_constraint_is_dealt_out():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.dflash_files import dspark, random_head
 from helpers.medusa_files import random_heads
-from helpers.tiny import noisy_copy, prompt, tiny_llama
+from helpers.tiny import identical, noisy_copy, padded, prompt, tiny_llama
 from helpers.toy_codec import ToyCodec
 
 import treespec
@@ -80,14 +80,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def inputs():
-    ids, mask = prompt(2, 14), torch.ones(2, 14, dtype=torch.long)
-    ids[1, :3] = mask[1, :3] = 0
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-@pytest.fixture(scope="module")
-def plain(target, inputs):
-    return target.generate(**inputs, **OPTIONS)
+    return padded(prompt(2, 14), [0, 3])
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +89,9 @@ def draft(target):
 
 
 @pytest.mark.parametrize(("drafter", "policy"), PAIRS, ids=lambda name: name.replace(" ", "-"))
-def test_greedy_equals_plain(target, inputs, plain, draft, drafter, policy):
+def test_greedy_equals_plain(target, inputs, draft, drafter, policy):
     speculation = treespec.TreeSpeculation(DRAFTERS[drafter](draft), tree=POLICIES[policy]())
-    assert torch.equal(target.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
+    identical(target, inputs, speculation)
     # The control drafts rarely with a draft model as large as the target, and rests after drafts of an empty table.
     assert speculation.stats.num_draft_tokens > 0 or (drafter, policy) == ("recycling", "Control")
     if drafter in ("draft model", "shared tokens", "re-encoding") and policy != "Control":

@@ -31,7 +31,7 @@ from treespec.cpu.linear_kernels import (
 from treespec.cpu.native import NativeError, int8_linear, native_linear, native_norm
 from treespec.cpu.norms import FastNorm, serve_norms
 from treespec.errors import ConfigError, UnsupportedModelError
-from treespec.hf.attention.served import leave_attention, serve_attention
+from treespec.hf.attention.folded import leave_attention, serve_attention
 from treespec.hf.weights import own_forward, weight_counts
 
 _ROUNDED = {torch.bfloat16: "bfloat16", torch.int8: "int8"}

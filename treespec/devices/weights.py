@@ -19,12 +19,9 @@ def whole_weight(module: nn.Module) -> Tensor:
     """`module.weight` on the device where the module runs: fetched if it is offloaded, gathered from all processes if
     each has a part, which makes this a collective operation."""
     is_offloaded = any(weight.device.type == "meta" for weight in module.parameters(recurse=False))
-    with _fetched(module) if is_offloaded else nullcontext():
+    fetched = nullcontext
+    if is_offloaded:
+        from accelerate.utils import align_module_device as fetched  # It is installed wherever weights are offloaded.
+    with fetched(module):
         weight: Any = module.weight
         return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-
-
-def _fetched(module: nn.Module) -> Any:
-    from accelerate.utils import align_module_device  # It is installed wherever weights are offloaded.
-
-    return align_module_device(module)

@@ -10,8 +10,8 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from treespec.grammars.drafts import GrammarDrafts
 from treespec.grammars.forced_text import ForcedText, spellings_of
-from treespec.grammars.prefix_function import PrefixProcessor, along_branches
-from treespec.grammars.processor import GrammarProcessor
+from treespec.grammars.prefix_function import along_branches
+from treespec.grammars.processor import Constraint, GrammarProcessor
 from treespec.hf.add_ons import AddOn
 from treespec.hf.generation.call import Call
 from treespec.protocols import Drafter
@@ -30,7 +30,7 @@ class Constraints(AddOn):
 
     def for_draft(self, drafter: Drafter) -> Drafter:
         """The drafter under the constraints."""
-        found = [one for one in self._processors if isinstance(one, (GrammarProcessor, PrefixProcessor))]
+        found = [one for one in self._processors if isinstance(one, Constraint)]
         tokenizer = self._call.tokenizer
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # A processor of images has one.
         spellings = spellings_of(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerBase) else None

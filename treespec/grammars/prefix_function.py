@@ -9,14 +9,13 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
-from treespec.grammars.processor import PathStates, resized
+from treespec.grammars.processor import Constraint, PathStates, resized
 from treespec.grammars.states import mask_of
-from treespec.hf.generation.processors import BranchProcessor
 
 Function = Callable[[int, Tensor], Iterable[int]]
 
 
-class PrefixProcessor(BranchProcessor):
+class PrefixProcessor(Constraint):
     """`PrefixConstrainedLogitsProcessor` for the paths of a call: the function is asked once for every text.
 
     It is asked about texts only that it allows itself, or that hold a token which other processors force against it.
@@ -89,10 +88,9 @@ class PrefixState:
 
 def along_branches(processors: Iterable[Any], prompts: Int[Tensor, "B P"]) -> list[Any]:
     """The processors of a call, prefix functions as `PrefixProcessor`."""
-
-    def of(processor: Any) -> Any:
-        if type(processor) is not PrefixConstrainedLogitsProcessor or processor._num_beams != 1:
-            return processor
-        return PrefixProcessor(processor._prefix_allowed_tokens_fn, prompts)  # pyright: ignore[reportArgumentType]
-
-    return [of(processor) for processor in processors]
+    return [
+        PrefixProcessor(one._prefix_allowed_tokens_fn, prompts)
+        if type(one) is PrefixConstrainedLogitsProcessor and one._num_beams == 1
+        else one
+        for one in processors
+    ]

@@ -1,8 +1,9 @@
 """Constraints along the branches of a tree: every path has its own state, so nothing depends on the order of calls."""
 
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -16,19 +17,21 @@ MAX_STATES = 2048
 """Forks that are kept; a state that was dropped is computed again from the text."""
 
 
-class Constraint(Protocol):
-    """What a processor that forbids tokens says about single texts, for drafts."""
+class Constraint(BranchProcessor):
+    """A processor that forbids tokens, and what it says about single texts, for drafts."""
 
+    @abstractmethod
     def allowed(self, row: int, tokens: Sequence[int]) -> Tensor | None:
         """The tokens allowed next, bool of any length, after `tokens`, which follow the prompt of the caller's `row`.
 
         None: one of `tokens` is forbidden already.
         """
-        ...
 
     def follow(self, row: int, emitted: tuple[int, ...]) -> None:
-        """A row has emitted these tokens, of which other processors may have forced some that were forbidden."""
-        ...
+        """A row has emitted these tokens, of which other processors may have forced some that were forbidden.
+
+        A grammar has no state after what it forbids, in plain `generate` too.
+        """
 
 
 class PathStates:
@@ -79,7 +82,7 @@ def _after(state: GrammarState, mask: Tensor, token: int, is_emitted: bool) -> t
     return fork, fork.mask()
 
 
-class GrammarProcessor(BranchProcessor):
+class GrammarProcessor(Constraint):
     """A logits processor that allows what a grammar allows after the prompt, in trees and in plain `generate`.
 
     It is a function of the text, see `PathStates`. One object serves any number of calls, one at a time.
@@ -122,9 +125,6 @@ class GrammarProcessor(BranchProcessor):
     def allowed(self, row: int, tokens: Sequence[int]) -> Tensor | None:
         """See `Constraint`; the same for every row."""
         return self._states.mask(tuple(tokens))
-
-    def follow(self, row: int, emitted: tuple[int, ...]) -> None:
-        """See `Constraint`; a grammar has no state after what it forbids, in plain `generate` too."""
 
     def _length_of_prompt(self, ids: Tensor) -> int:
         if self._num_prompt is not None:

@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 from treespec.errors import TreespecError
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.machine import OtherWork, is_busy, is_quiet
-from treespec.hf.models.machine_key import FORMAT, machine_key
 from treespec.hf.models.make_scorer import make_scorer
-from treespec.hf.models.timing import time_pass
+from treespec.hf.models.measuring import FORMAT, machine_key, time_pass
 from treespec.hf.user_cache import cache_folder, read_kept, write_kept
 from treespec.protocols import Capability
 

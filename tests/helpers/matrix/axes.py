@@ -1,4 +1,4 @@
-"""The axes of the matrix: tiny random models, prompts, adapters, constraints by name (weights: `schemes.py`)."""
+"""The axes of the matrix: tiny random models, kinds of weights, prompts, adapters, constraints by name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers.matrix.schemes import auto_class
-from torch import Tensor
-from transformers import AutoConfig, LogitsProcessorList
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    LogitsProcessorList,
+)
 
 from treespec.hf import GrammarProcessor
 
@@ -83,9 +88,33 @@ def save_model(name: str, folder: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config: Any = AutoConfig.for_model(kind, **options)
-        model: Any = auto_class(config).from_config(config)
+        model: Any = _auto_class(config).from_config(config)
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = PAD, END
     model.save_pretrained(folder)
+
+
+def _auto_class(config: Any) -> Any:
+    """Which of transformers' classes loads such a model."""
+    if config.is_encoder_decoder:
+        return AutoModelForSeq2SeqLM
+    return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+
+
+def _loaded(folder: Path, dtype: torch.dtype) -> Any:
+    return _auto_class(AutoConfig.from_pretrained(folder)).from_pretrained(folder, dtype=dtype).eval()
+
+
+def _pytorch_int8(folder: Path) -> Any:
+    return torch.ao.quantization.quantize_dynamic(_loaded(folder, torch.float32), {nn.Linear}, dtype=torch.qint8)
+
+
+WEIGHTS: dict[str, Callable[[Path], Any]] = {
+    "float32": lambda folder: _loaded(folder, torch.float32),
+    "float16": lambda folder: _loaded(folder, torch.float16),
+    "bfloat16": lambda folder: _loaded(folder, torch.bfloat16),
+    "PyTorch dynamic int8": _pytorch_int8,
+}
+"""Those of quantising packages, which are not installed for the tests: `tests/hf/models/test_weights.py`."""
 
 
 def _text(num_rows: int) -> Tensor:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from helpers.matrix.axes import ADAPTERS, CONFIGS, CONSTRAINTS, PACKAGES, PROMPTS, adapt, save_model, takes
-from helpers.matrix.schemes import SCHEMES
+from helpers.matrix.axes import ADAPTERS, CONFIGS, CONSTRAINTS, PACKAGES, PROMPTS, WEIGHTS, adapt, save_model, takes
 from torch import Tensor, nn
 
 from treespec import SuffixLookup, TokenRecycling, TreespecError, TreeSpeculation
@@ -42,7 +41,7 @@ class Outcome(NamedTuple):
 Axes = Mapping[str, Sequence[str]]
 ALL: Axes = {
     "model": list(CONFIGS),
-    "weights": list(SCHEMES),
+    "weights": list(WEIGHTS),
     "adapter": list(ADAPTERS),
     "prompt": list(PROMPTS),
     "constraint": list(CONSTRAINTS),
@@ -52,11 +51,7 @@ ALL: Axes = {
 def installed(axes: Axes = ALL) -> Axes:
     """The axes without what needs a package that is not there."""
     has = {name: find_spec(package) is not None for name, package in PACKAGES.items()}
-    return {
-        **axes,
-        "weights": [name for name in axes["weights"] if not SCHEMES[name].missing],
-        "constraint": [name for name in axes["constraint"] if has.get(name, True)],
-    }
+    return {**axes, "constraint": [name for name in axes["constraint"] if has.get(name, True)]}
 
 
 def choose(axes: Axes, per_model: int | None, seed: int = 0) -> dict[tuple[str, str, str], list[Cell]]:
@@ -88,7 +83,9 @@ def run_group(group: tuple[str, str, str], cells: Sequence[Cell], folder: Path) 
     if not path.is_dir():
         save_model(name, path)
     try:
-        model = adapt(SCHEMES[weights].load(path), adapter)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = adapt(WEIGHTS[weights](path), adapter)
     except Exception as error:
         yield from ((cell, Outcome(PACKAGE, _line(error))) for cell in cells)
         return

@@ -1,9 +1,10 @@
 """Attention with folded query heads: the same numbers as sdpa, in this thread's passes only, config left as it was."""
 
-import threading
+from unittest.mock import Mock
 
 import pytest
 import torch
+from helpers.rounds import prefilled
 from helpers.zoo import build, prompts
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -68,26 +69,21 @@ def test_one_node_without_a_mask(module, monkeypatch):
     "extra", [{"s_aux": torch.ones(6)}, {"softcap": 30.0}, {"position_bias": torch.ones(1, 6, 5, 23)}, {"dropout": 0.5}]
 )
 def test_what_needs_more_than_a_mask_goes_to_sdpa(module, extra, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        folded, "sdpa_attention_forward", lambda *args, **kwargs: (seen.append(kwargs) or args[1].transpose(1, 2), None)
-    )
+    sdpa = Mock(side_effect=lambda *args, **kwargs: (args[1].transpose(1, 2), None))
+    monkeypatch.setattr(folded, "sdpa_attention_forward", sdpa)
     run_folded(module, *states(), **extra)
-    assert seen
-    assert extra.items() <= seen[0].items()
+    assert extra.items() <= sdpa.call_args.kwargs.items()
 
 
 def test_unequal_heads_masks_by_head_and_causal_prompts_go_to_sdpa(module, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        folded, "sdpa_attention_forward", lambda *args, **kwargs: (seen.append(args) or args[1].transpose(1, 2), None)
-    )
+    sdpa = Mock(side_effect=lambda *args, **kwargs: (args[1].transpose(1, 2), None))
+    monkeypatch.setattr(folded, "sdpa_attention_forward", sdpa)
     query, key, value, mask = states()
     run_folded(module, query, key, value[..., :4], mask)
     run_folded(module, query, key, value, mask.expand(-1, 6, -1, -1))
     run_folded(module, query, key, value, None)
     folded_attention(module, query, key, value, mask)  # Outside of a pass.
-    assert len(seen) == 4
+    assert sdpa.call_count == 4
 
 
 def test_folding_serves_the_models_it_is_made_for(monkeypatch):
@@ -99,9 +95,7 @@ def test_folding_serves_the_models_it_is_made_for(monkeypatch):
     )
     for name, max_cache_len in (("llama", None), ("llama", 64), ("mistral", None), ("gemma3_text", None)):
         model = build(name)
-        scorer = TreeScorer(model, max_cache_len=max_cache_len)
-        ids = prompts(1, 12)
-        scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+        scorer = prefilled(TreeScorer(model, max_cache_len=max_cache_len), prompts(1, 12))
         calls.clear()
         scorer.extend(prompts(1, 6, seed=1), PARENTS)
         assert [shape[1:3] for shape in calls] == [(2, 12)] * len(calls)
@@ -131,21 +125,6 @@ def test_the_configuration_is_restored_after_errors_and_nested_passes():
     assert not folded._num_passes
 
 
-def test_passes_of_other_threads_run_sdpa():
-    """A plain pass of another thread while this one folds: the same logits to the bit, and no folded mask."""
-    model, ids = build("llama"), prompts(1, 12)
-    expected = model(ids).logits
-    found = []
-    with FoldedAttention(model).running():
-        thread = threading.Thread(target=lambda: found.append(model(ids).logits))
-        thread.start()
-        thread.join()
-        assert not folded._local.current.masks
-        assert FoldedAttention(model).is_supported
-        assert TreeScorer(model)
-    assert found[0].equal(expected)
-
-
 def test_planted_bug_a_mask_repeated_in_the_wrong_order_is_seen(monkeypatch):
     def interleaved(mask, num_groups, dtype, _):
         additive = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
@@ -154,8 +133,7 @@ def test_planted_bug_a_mask_repeated_in_the_wrong_order_is_seen(monkeypatch):
     model, ids = build("llama"), prompts(1, 8)
     tree = TokenTree(prompts(1, 6, seed=1)[0], PARENTS[0])
     monkeypatch.setattr(folded, "_made_of", interleaved)
-    scorer = TreeScorer(model)
-    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    scorer = prefilled(TreeScorer(model), ids)
     logits = scorer.extend(tree.tokens.unsqueeze(0), PARENTS).logits[0, 5]
     path = tree.tokens[[0, 2, 5]].unsqueeze(0)
     assert (logits - model(torch.cat([ids, path], dim=1)).logits[0, -1]).abs().max() > 0.1

@@ -4,14 +4,22 @@ import threading
 
 import pytest
 import torch
-from helpers.rounds import tree_logits
-from helpers.zoo import build, prompts
+from helpers.rounds import prefilled, tree_logits
+from helpers.zoo import Architecture, build, prompts
 
 from treespec.hf import TreeScorer
 from treespec.hf.attention.position_patches import PositionPatches
+from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.tree import TokenTree
 
 COUNTING = ("bloom", "falcon_alibi", "mpt", "gpt_neo", "llama4_text")
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+LONG |= {"short_factor": [1.0] * 4, "long_factor": [4.0, 5.0, 6.0, 7.0]}
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+ROPES = (
+    Architecture("llama", {"rope_parameters": LONG}, name="longrope"),
+    Architecture("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 16}, name="dynamic rope"),
+)
 PATHS = [(0,), (1,), (2,), (0, 0), (1, 0), (2, 0), (2, 0, 0)]
 
 
@@ -19,8 +27,7 @@ def tree_error(model, num_prompt=26):
     """The largest difference of a tree's logits from uncached passes along its paths."""
     ids = prompts(1, num_prompt)
     tree = TokenTree.from_paths(PATHS, prompts(1, len(PATHS) + 1, seed=1)[0])
-    scorer = TreeScorer(model)
-    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    scorer = prefilled(TreeScorer(model), ids)
     logits = scorer.extend(tree.tokens.unsqueeze(0), tree.parents.unsqueeze(0)).logits[0]
     return float((logits - tree_logits(model, ids.tolist(), [tree])[0]).abs().max())
 
@@ -80,27 +87,35 @@ def _extend_once(model):
     scorer.extend(prompts(1, 3), torch.tensor([[-1, 0, 0]]))
 
 
-@pytest.mark.parametrize("name", COUNTING)
-def test_passes_of_other_threads_are_left_alone(name):
-    """While a tree pass waits in its head, a plain pass of another thread gives what it always gives."""
-    model = build(name)
+def scored(model):
+    """Logits of a plain pass and of a tree's."""
     ids = prompts(1, 26)
+    scorer = prefilled(TreeScorer(model), ids)
     with torch.no_grad():
-        expected = model(input_ids=ids, use_cache=False).logits
-    owner, found = threading.get_ident(), []
+        plain = model(input_ids=ids, use_cache=False).logits
+    return torch.cat([plain, scorer.extend(prompts(1, 3, seed=1), torch.tensor([[-1, 0, 0]])).logits], 1)
 
-    def run_plain():
-        with torch.no_grad():
-            found.append(model(input_ids=ids, use_cache=False).logits)
+
+@pytest.mark.parametrize("architecture", [*COUNTING, *ROPES, "llama"], ids=str)
+def test_passes_of_other_threads_are_left_alone(architecture):
+    """While a pass, plain or of a tree, waits in its head, both passes of another thread give what they always give.
+
+    These models have every kind of patch; the last one is attended to by folded attention.
+    """
+    model = build(architecture)
+    assert bool(RopeByLength(model)) == (architecture in ROPES)
+    expected, owner, found = scored(model), threading.get_ident(), []
 
     def interrupt(*_):
         if threading.get_ident() == owner:
-            other = threading.Thread(target=run_plain)
+            other = threading.Thread(target=lambda: found.append(scored(model)))
             other.start()
             other.join()
 
+    attributes = {module: list(vars(module)) for module in model.modules()}
     handle = model.get_output_embeddings().register_forward_pre_hook(interrupt)
-    _extend_once(model)
+    found.append(scored(model))
     handle.remove()
-    assert len(found) == 1
-    assert torch.equal(found[0], expected)
+    assert len(found) == 4
+    assert all(torch.equal(logits, expected) for logits in found)
+    assert {module: list(vars(module)) for module in model.modules()} == attributes

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.tiny import identical
+from helpers.tiny import identical, lookups
 from helpers.zoo import SIZES
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, LogitsProcessor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from treespec import SuffixLookup, TokenRecycling, TreeSpeculation, check
+from treespec import TokenRecycling, TreeSpeculation, check
 from treespec.errors import UnsupportedModeError, UnsupportedModelError
 from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.introspect import CACHE_NAME, model_facts
@@ -100,10 +100,6 @@ def decoded(name: str, inputs: dict[str, Any], speculation: Any = None, **option
     return tiny(name).generate(**inputs, **OPTIONS | options, custom_generate=speculation)
 
 
-def trees() -> TreeSpeculation:
-    return TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
-
-
 def by_trees(name: str, inputs: dict[str, Any], **options: Any) -> Any:
     """The statistics of the second of two calls whose output is plain `generate`'s."""
     return identical(lambda: tiny(name), inputs, times=2, **OPTIONS | options)
@@ -111,31 +107,21 @@ def by_trees(name: str, inputs: dict[str, Any], **options: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:.*one token at a time")
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("length", [THRESHOLD - 1, THRESHOLD])
-def test_one_text(name, length):
-    by_trees(name, prompts(length))
-
-
-@pytest.mark.filterwarnings("ignore:.*one token at a time")
-@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
     ("lengths", "ends"),
-    [
-        ((14, 9, 12), MANY_ENDS),
-        ((THRESHOLD + 3, 9), None),
-    ],
+    [((THRESHOLD - 1,), None), ((THRESHOLD,), None), ((14, 9, 12), MANY_ENDS), ((THRESHOLD + 3, 9), None)],
     ids=str,
 )
 def test_the_longest_row_of_a_batch_decides(name, lengths, ends):
+    """One text too."""
     by_trees(name, prompts(*lengths), eos_token_id=ends)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if READS_ALL_AGAIN or "reread" not in name])
 def test_trees_on_both_sides_of_the_threshold(name):
     inputs = prompts(6)
-    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8, record_steps=True)
-    for _ in range(2):
-        assert torch.equal(decoded(name, inputs, speculation), decoded(name, inputs))
+    speculation = lookups(record_steps=True)
+    identical(lambda: tiny(name), inputs, speculation, times=2, **OPTIONS)
     length, is_beyond = 6, set()
     for step in speculation.steps:
         if step.trees[0].num_nodes > 1:
@@ -150,28 +136,28 @@ def test_texts_within_the_threshold_decode_by_trees(name):
     assert by_trees(name, prompts(6), max_new_tokens=8).num_draft_tokens > 0
 
 
-def test_texts_that_are_never_read_again_decode_by_trees():
+def test_texts_that_are_never_read_again_decode_by_lookups():
     assert by_trees("reread", prompts(THRESHOLD + 2)).num_draft_tokens > 0
+
+
+def continued(name: str, length: int, num_cached: int, speculation: Any = None) -> torch.Tensor:
+    """From a cache of a text's first tokens."""
+    model, cache, inputs = tiny(name), DynamicCache(), prompts(length)
+    model(inputs["input_ids"][:, :num_cached], **{CACHE_NAME: cache})
+    return model.generate(**inputs, **OPTIONS, **{CACHE_NAME: cache}, custom_generate=speculation)
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope"])
 @pytest.mark.parametrize("num_cached", [5, THRESHOLD])
 def test_a_filled_cache_is_continued(name, num_cached):
-    inputs = prompts(THRESHOLD + 8)
-    ids = inputs["input_ids"]
-
-    def continued(speculation: Any) -> torch.Tensor:
-        model, cache = tiny(name), DynamicCache()
-        model(ids[:, :num_cached], **{CACHE_NAME: cache})
-        return model.generate(**inputs, **OPTIONS, **{CACHE_NAME: cache}, custom_generate=speculation)
-
-    assert torch.equal(continued(trees()), continued(None))
+    texts = [continued(name, THRESHOLD + 8, num_cached, speculation) for speculation in (lookups(), None)]
+    assert torch.equal(*texts)
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope"])
 def test_a_static_cache(name):
     options = {"cache_implementation": "static", "disable_compile": True}
-    assert torch.equal(decoded(name, prompts(6), trees(), **options), decoded(name, prompts(6)))
+    assert torch.equal(decoded(name, prompts(6), lookups(), **options), decoded(name, prompts(6)))
 
 
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
@@ -181,23 +167,20 @@ def test_a_model_with_states_decodes_longer_texts_plainly():
     linear = {f"linear_{name}": 8 for name in ("key_head_dim", "value_head_dim")}
     linear |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 3}
     sizes = SIZES | {"head_dim": 32, "num_experts": 0, "pad_token_id": 0} | options | linear
-    inputs, speculation = prompts(6), trees()
 
-    def run(custom: Any) -> torch.Tensor:
+    def fresh_one() -> Any:
         torch.manual_seed(0)
-        model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_next", **sizes)).eval()
-        return model.generate(**inputs, **OPTIONS, custom_generate=custom)
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_next", **sizes)).eval()
 
-    assert torch.equal(run(speculation), run(None))
-    assert speculation.stats.num_draft_tokens == 0
+    assert identical(fresh_one, prompts(6), **OPTIONS).num_draft_tokens == 0
 
 
 @pytest.mark.parametrize("option", [{"use_cache": False}, {"prefill_chunk_size": 5}], ids=str)
 def test_options_that_give_tokens_other_frequencies_are_refused_by_name(option):
     with pytest.raises(UnsupportedModeError, match=rf"{next(iter(option))}.* would change the passes"):
-        decoded("longrope", prompts(6), trees(), **option)
+        decoded("longrope", prompts(6), lookups(), **option)
     short = {**option, "max_new_tokens": 8}
-    assert torch.equal(decoded("longrope", prompts(6), trees(), **short), decoded("longrope", prompts(6), **short))
+    assert torch.equal(decoded("longrope", prompts(6), lookups(), **short), decoded("longrope", prompts(6), **short))
 
 
 def test_compiled_passes_are_refused_by_name():
@@ -211,16 +194,9 @@ def test_compiled_passes_are_refused_by_name():
 @pytest.mark.skipif(not READS_ALL_AGAIN, reason="decodes plainly")
 @pytest.mark.parametrize("num_cached", [5, 7])
 def test_a_filled_cache_of_a_text_that_is_read_again(num_cached):
-    inputs = prompts(8)
-
-    def continued(speculation: Any) -> torch.Tensor:
-        model, cache = tiny("reread"), DynamicCache()
-        model(inputs["input_ids"][:, :num_cached], **{CACHE_NAME: cache})
-        return model.generate(**inputs, **OPTIONS, **{CACHE_NAME: cache}, custom_generate=speculation)
-
-    speculation = trees()
+    speculation = lookups()
     for _ in range(2):
-        assert torch.equal(continued(speculation), continued(None))
+        assert torch.equal(continued("reread", 8, num_cached, speculation), continued("reread", 8, num_cached))
 
 
 @pytest.mark.filterwarnings("ignore:.*one token at a time")
@@ -228,7 +204,7 @@ def test_a_batch_that_is_read_again_takes_no_filled_cache():
     model, cache, inputs = tiny("reread"), DynamicCache(), prompts(8, 8)
     model(inputs["input_ids"][:, :5], **{CACHE_NAME: cache})
     with pytest.raises(UnsupportedModelError, match=r"filled cache.*once it is longer than 24 tokens"):
-        model.generate(**inputs, **OPTIONS, **{CACHE_NAME: cache}, custom_generate=trees())
+        model.generate(**inputs, **OPTIONS, **{CACHE_NAME: cache}, custom_generate=lookups())
 
 
 class Forced(LogitsProcessor):
@@ -245,7 +221,7 @@ class Forced(LogitsProcessor):
 @pytest.mark.parametrize("length", [5, THRESHOLD])
 def test_sampled_texts_that_are_read_again_have_the_logits_of_plain_passes(length):
     inputs, options = prompts(length), OPTIONS | {"output_logits": True, "return_dict_in_generate": True}
-    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8, seed=0)
+    speculation = lookups(seed=0)
     for _ in range(2):
         ours: Any = tiny("reread").generate(**inputs, **options | {"do_sample": True}, custom_generate=speculation)
         plain: Any = tiny("reread").generate(**inputs, **options, logits_processor=[Forced(ours.sequences[0])])
@@ -256,7 +232,7 @@ def test_sampled_texts_that_are_read_again_have_the_logits_of_plain_passes(lengt
 def test_the_model_is_as_before_afterwards():
     model, inputs = fresh("dynamic"), prompts(6)
     plain = model.generate(**inputs, **OPTIONS)
-    speculation = trees()
+    speculation = lookups()
     for _ in range(2):
         assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
         assert "forward" not in vars(model.model.rotary_emb)

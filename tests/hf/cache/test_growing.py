@@ -5,15 +5,10 @@ import io
 
 import pytest
 import torch
-from helpers.tiny import prompt, tiny_llama
 from transformers import DynamicCache
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer
 
-import treespec
-from treespec.drafters import SuffixLookup
-from treespec.hf.cache.caches import new_cache, twin_cache
 from treespec.hf.cache.growing import LEAST_SPARE, GrowingLayer, use_dynamic_layers, use_growing_layers
-from treespec.hf.introspect import CACHE_NAME, cache_in
 
 
 def fresh(length, num_rows=2, seed=0):
@@ -103,17 +98,6 @@ def test_copies_share_nothing_that_is_written_to():
         layer.keys, layer.values = layer.keys[..., :cut_to, :], layer.values[..., :cut_to, :]
 
 
-def test_a_twin_of_a_cache_leaves_it_as_it_is():
-    cache = new_cache(1)
-    cache.update(*fresh(5), 0)
-    held = cache.layers[0].keys.clone()
-    twin = twin_cache(cache)
-    twin.update(*fresh(3, seed=3), 0)
-    cache.update(*fresh(2, seed=4), 0)
-    assert twin.layers[0].keys[..., 5:, :].equal(fresh(3, seed=3)[0])
-    assert cache.layers[0].keys[..., :5, :].equal(held)
-
-
 def test_gradients_flow_as_through_a_dynamic_layer():
     keys, values = (states.requires_grad_() for states in (states.clone() for states in fresh(4)))
     layer = GrowingLayer()
@@ -158,34 +142,3 @@ def test_layers_of_a_cache_are_exchanged_and_back():
 
 def test_transformers_own_classes_stay():
     assert GrowingLayer not in DYNAMIC_LAYER_TYPE_MAPPING.values()
-
-
-@pytest.mark.parametrize("is_given", [False, True])
-def test_generate_returns_transformers_own_layers(is_given):
-    model, ids = tiny_llama(), prompt()
-    speculation = treespec.TreeSpeculation(SuffixLookup(), tree=4)
-    given = DynamicCache()
-    if is_given:
-        model(ids[:, :3], **{CACHE_NAME: given})
-    options = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
-    output = treespec.generate(model, ids, speculation, **{CACHE_NAME: given}, **options)
-    assert cache_in(output) is given
-    assert {type(layer) for layer in given.layers} == {DynamicLayer}
-    again = model.generate(output.sequences, **{CACHE_NAME: given}, **options).sequences
-    assert again.equal(model.generate(output.sequences, **options).sequences)
-
-
-def test_a_caller_s_cache_has_its_own_layers_after_an_error():
-    model, ids = tiny_llama(), prompt()
-    given = DynamicCache()
-    model(ids[:, :3], **{CACHE_NAME: given})
-
-    def fail(*_, **__):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        model.generate(
-            ids, max_new_tokens=8, **{CACHE_NAME: given}, do_sample=False, stopping_criteria=[fail],
-            custom_generate=treespec.TreeSpeculation(SuffixLookup(), tree=4),
-        )  # fmt: skip
-    assert {type(layer) for layer in given.layers} == {DynamicLayer}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.rounds import NAMES, Game, cache_error
+from helpers.rounds import NAMES, Game, cache_error, prefilled
 from helpers.zoo import VOCAB_SIZE, build
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, QuantizedLayer, StaticLayer
@@ -73,9 +73,7 @@ def test_integrity_check_sees_wrong_slots():
 def test_holes_do_not_pile_up_in_growing_caches():
     """Rows that accept unequally leave holes; a repack closes them before they are more than an eighth."""
     model = build("llama")
-    scorer = TreeScorer(model)
-    ids = torch.ones(2, 8, dtype=torch.int64)
-    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    scorer = prefilled(TreeScorer(model), torch.ones(2, 8, dtype=torch.int64))
     chain = torch.tensor([[-1, 0, 1]]).expand(2, -1)
     for number in range(30):
         scorer.extend(torch.ones(2, 3, dtype=torch.int64), chain)
@@ -106,10 +104,7 @@ def test_padding_shared_by_all_rows_is_not_computed():
 
 
 def test_one_row_is_compacted_in_place():
-    model = build("llama")
-    scorer = TreeScorer(model)
-    ids = torch.ones(1, 20, dtype=torch.int64)
-    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    scorer = prefilled(TreeScorer(build("llama")), torch.ones(1, 20, dtype=torch.int64))
     before = None
     for path in ([0, 2], [0, 1], [0, 2]):
         scorer.extend(torch.tensor([[1, 2, 3]]), torch.tensor([[-1, 0, 0]]))
@@ -120,10 +115,7 @@ def test_one_row_is_compacted_in_place():
 
 
 def test_storage_does_not_grow_beyond_the_text_one_tree_and_the_spare_room():
-    model = build("llama")
-    scorer = TreeScorer(model)
-    ids = torch.ones(2, 4, dtype=torch.int64)
-    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    scorer = prefilled(TreeScorer(build("llama")), torch.ones(2, 4, dtype=torch.int64))
     parents = torch.tensor([[-1, *range(15)]]).expand(2, -1)
     for number in range(200):
         scorer.extend(torch.ones(2, 16, dtype=torch.int64), parents)

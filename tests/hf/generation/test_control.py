@@ -5,7 +5,8 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from helpers.tiny import prompt
+from helpers.grammars import Sometimes
+from helpers.tiny import identical, prompt
 from transformers import LogitsProcessorList
 
 import treespec
@@ -24,13 +25,10 @@ OPTIONS = {"max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0}
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_greedy_equals_plain_and_says_why(target, draft, num_rows):
     ids = prompt(num_rows)
-    plain = target.generate(ids, do_sample=False, **OPTIONS)
     control = Control(max_nodes=8, pass_ms=CHEAP, is_timed=False)
     for drafter in (draft, [TokenRecycling(), SuffixLookup()]):
         speculation = treespec.TreeSpeculation(drafter, tree=control, record_steps=True)
-        for _ in range(2):
-            out = target.generate(ids, do_sample=False, **OPTIONS, custom_generate=speculation)
-            assert torch.equal(out, plain)
+        identical(target, ids, speculation, times=2, **OPTIONS)
         assert speculation.stats.num_accepted_tokens > 0
         choices = [step.choice for step in speculation.steps]
         assert sum(speculation.stats.choices.values()) == len(choices) == speculation.stats.num_target_passes
@@ -40,30 +38,12 @@ def test_greedy_equals_plain_and_says_why(target, draft, num_rows):
         assert "\n" not in speculation.stats.summary()
 
 
-class HalfForced:
-    """A grammar: four tokens that are given, then two that are free, and so on."""
-
-    def __init__(self, position=0):
-        self.position = position
-
-    def fork(self):
-        return HalfForced(self.position)
-
-    def advance(self, token):
-        self.position += 1
-
-    def mask(self):
-        if self.position % 6 >= 4:
-            return torch.ones(64, dtype=torch.bool)
-        return torch.arange(64) == 5 + 7 * self.position % 50
-
-
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 2])
 def test_tokens_that_a_grammar_forces(target, draft, num_rows, do_sample, monkeypatch):
     """Forced runs are drafts without a policy; what was learned stays from call to call."""
     monkeypatch.setattr(DraftModel, "num_weights", 1)  # As far smaller than the target as drafts are.
-    ids, processor = prompt(num_rows), treespec.hf.GrammarProcessor(HalfForced())
+    ids, processor = prompt(num_rows), treespec.hf.GrammarProcessor(Sometimes())
     options = OPTIONS | {"do_sample": do_sample, "logits_processor": LogitsProcessorList([processor])}
     control = Control(pass_ms=CHEAP, is_timed=False)
     for drafter in (draft, [TokenRecycling(), SuffixLookup()]):
@@ -81,11 +61,9 @@ def test_tokens_that_a_grammar_forces(target, draft, num_rows, do_sample, monkey
 
 
 def test_auto_is_the_default(target, draft):
-    ids = prompt(1)
     speculation = treespec.TreeSpeculation(draft)
     assert isinstance(speculation.options.policy, Control)
-    out = target.generate(ids, do_sample=False, **OPTIONS, custom_generate=speculation)
-    assert torch.equal(out, target.generate(ids, do_sample=False, **OPTIONS))
+    identical(target, prompt(1), speculation, **OPTIONS)
 
 
 def test_a_seed_repeats_whatever_the_clock_says(target, draft, monkeypatch):
@@ -125,10 +103,7 @@ class EveryStep(StepControl):
 
 
 def test_a_control_of_ones_own_drafts_in_every_step(target, draft):
-    ids, options = prompt(2), OPTIONS | {"max_new_tokens": 40, "do_sample": False}
     merge = Merge([DraftModel(make_scorer(draft)), TokenRecycling(), SuffixLookup()])
     speculation = treespec.TreeSpeculation(merge, tree=EveryStep())
-    for _ in range(2):
-        out = target.generate(ids, **options, custom_generate=speculation)
-        assert torch.equal(out, target.generate(ids, **options))
-    assert speculation.stats.choices["tree of 8"] == speculation.stats.num_target_passes
+    stats = identical(target, prompt(2), speculation, times=2, **OPTIONS | {"max_new_tokens": 40})
+    assert stats.choices["tree of 8"] == stats.num_target_passes

@@ -3,17 +3,15 @@
 import random
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
-from helpers.tiny import noisy_copy, padded, tiny_llama
-from scipy.stats import power_divergence
+from helpers.tiny import identical, noisy_copy, padded, tiny_llama
 from transformers import LogitsProcessorList
 
 import treespec
 from treespec.errors import LogitsError
 from treespec.policies import BestFirst, Chain
-from treespec.testing import enumerate_continuations
+from treespec.testing import enumerate_continuations, g_test
 from treespec.verification import RULES, dispatch
 
 VOCAB_SIZE = 24
@@ -87,11 +85,8 @@ def test_greedy_texts_of_a_trie(target, warpers, kind):
     batch = padded(PROMPT.repeat(3, 1), [0, 2, 5])
     options = {"max_new_tokens": 10, "logits_processor": LogitsProcessorList([kind(texts())]), **warpers}
     for inputs in ({"input_ids": PROMPT}, batch):
-        expected = target.generate(**inputs, do_sample=False, **options)
         for drafter in drafters(target):
-            speculation = treespec.TreeSpeculation(drafter, tree=8)
-            found = target.generate(**inputs, do_sample=False, custom_generate=speculation, **options)
-            assert torch.equal(found, expected)
+            identical(target, inputs, treespec.TreeSpeculation(drafter, tree=8), **options)
 
 
 @pytest.mark.usefixtures("form")
@@ -162,35 +157,20 @@ def test_sampled_texts_of_a_trie_have_the_targets_distribution(target, exact, na
         speculation = treespec.TreeSpeculation(drafter, tree=8, seed=0)
         rows = target.generate(PROMPT.repeat(120, 1), max_new_tokens=3, custom_generate=speculation, **options)
         counts = Counter(map(tuple, rows[:, PROMPT.shape[1] :].tolist()))
-        assert set(counts) <= set(exact)
-        assert p_value(counts, exact) > 1e-4
-
-
-def p_value(counts, exact):
-    """The p-value of a G-test whose cells of fewer than five expected texts are one."""
-    cells = {text: prob for text, prob in exact.items() if prob * counts.total() >= 5}
-    observed, expected = [counts[text] for text in cells], list(cells.values())
-    observed, expected = np.array([*observed, counts.total() - sum(observed)]), np.array([*expected, 1 - sum(expected)])
-    return power_divergence(observed, expected / expected.sum() * counts.total(), lambda_="log-likelihood").pvalue
+        assert g_test(counts, exact) > 1e-4
 
 
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_a_kept_text_without_a_distribution_is_an_error(target, do_sample):
-    processors = LogitsProcessorList([Trie([text[:4] for text in texts()])])
+@pytest.mark.parametrize(
+    ("kind", "error", "words"), [(Trie, LogitsError, "no token above -inf|allows no token"), (Table, KeyError, None)]
+)
+def test_a_kept_text_without_a_distribution_is_an_error(target, kind, error, words, do_sample):
+    """That of the processor, where it raises."""
+    processors = LogitsProcessorList([kind([text[:4] for text in texts()])])
     options = {"max_new_tokens": 8, "do_sample": do_sample, "logits_processor": processors}
     for drafter in (treespec.SuffixLookup(), target):
-        with pytest.raises(LogitsError, match=r"no token above -inf|allows no token"):
-            target.generate(PROMPT, custom_generate=treespec.TreeSpeculation(drafter, tree=8), **options)
-
-
-@pytest.mark.usefixtures("form")
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_what_a_processor_raises_after_a_kept_text_is_raised(target, do_sample):
-    processors = LogitsProcessorList([Table([text[:4] for text in texts()])])
-    options = {"max_new_tokens": 8, "do_sample": do_sample, "logits_processor": processors}
-    for drafter in (treespec.SuffixLookup(), target):
-        with pytest.raises(KeyError):
+        with pytest.raises(error, match=words):
             target.generate(PROMPT, custom_generate=treespec.TreeSpeculation(drafter, tree=8), **options)
 
 

@@ -5,14 +5,14 @@ from copy import deepcopy
 import pytest
 import torch
 from helpers import zoo
-from helpers.tiny import prompt, tiny_llama
+from helpers.tiny import identical, lookups, prompt, tiny_llama
 from transformers import DynamicCache, GenerationConfig
+from transformers.cache_utils import DynamicLayer
 
 import treespec
 from treespec import Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.errors import ConfigError, InvalidTreeError, LogitsError
 from treespec.hf.introspect import CACHE_NAME
-from treespec.hf.models import capability
 from treespec.hf.recurrent import operators
 
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
@@ -28,29 +28,20 @@ def filled_cache(model, ids):
 @pytest.mark.parametrize(("name", "tree"), [("lfm2", 16), ("mamba2", KAry((2, 2))), ("mamba", Chain(4)), ("mamba", 16)])
 def test_models_without_trees_decode_with_every_tree(name, tree, monkeypatch):
     """By snapshots of their states, in chains or token by token."""
-    monkeypatch.setattr(capability, "_said", set())
     monkeypatch.setattr(operators, "_is_known", lambda names: False)
     model = zoo.build(next(architecture for architecture in zoo.ARCHITECTURES if str(architecture) == name))
     ids = zoo.prompts(1, 24, seed=1)
     options = {**OPTIONS, "eos_token_id": None, "pad_token_id": 0}
-    plain = model.generate(ids, **options)
-    repeated = torch.cat([ids, plain], dim=1)
-    expected = model.generate(repeated, **options)
-    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=tree)
-    with pytest.warns(treespec.TreespecWarning, match="decodes") as warned:
-        out = model.generate(repeated, **options, custom_generate=speculation)
-    assert torch.equal(out, expected)
+    repeated = torch.cat([ids, model.generate(ids, **options)], dim=1)
+    with pytest.warns(treespec.TreespecWarning, match=f"{name}.*decodes") as warned:
+        identical(model, repeated, lookups(tree=tree), times=2, **options)
     assert len(warned) == 1
-    assert torch.equal(model.generate(repeated, **options, custom_generate=speculation), expected)
-    single = TreeSpeculation(SuffixLookup(), tree=tree)
-    assert torch.equal(model.generate(repeated, **options, custom_generate=single), expected)
+    identical(model, repeated, TreeSpeculation(SuffixLookup(), tree=tree), **options)
 
 
 def test_a_merged_chain_is_a_chain_and_exact(target):
-    ids = prompt()
-    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=Chain(4), record_steps=True)
-    out = target.generate(ids, max_new_tokens=40, do_sample=False, custom_generate=speculation)
-    assert out.equal(target.generate(ids, max_new_tokens=40, do_sample=False))
+    speculation = lookups(tree=Chain(4), record_steps=True)
+    identical(target, prompt(), speculation, max_new_tokens=40)
     assert all(tree.is_chain and tree.num_nodes <= 5 for step in speculation.steps for tree in step.trees)
     assert speculation.stats.num_accepted_tokens > 0
 
@@ -73,6 +64,7 @@ def test_an_interrupted_call_leaves_the_callers_cache_usable(target, draft):
             ids, **{CACHE_NAME: cache}, **OPTIONS, stopping_criteria=[Interrupt()], custom_generate=speculation
         )
     assert 11 <= cache.get_seq_length() < 20
+    assert {type(layer) for layer in cache.layers} == {DynamicLayer}  # transformers' own again.
     known = target.generate(ids, **OPTIONS)
     turn = torch.cat([known, prompt(1, 4, seed=8)], dim=1)
     expected = target.generate(turn, **OPTIONS)
@@ -128,38 +120,15 @@ def test_heads_wider_than_the_configuration_says(draft):
         wide.weight.zero_()
         wide.weight[:64] = target.lm_head.weight
     target.lm_head = wide
-    ids = prompt(2)
-    out = target.generate(ids, **OPTIONS, custom_generate=TreeSpeculation(TokenRecycling(), tree=8))
-    assert torch.equal(out, target.generate(ids, **OPTIONS))
+    identical(target, prompt(2), **OPTIONS)
     with pytest.raises(treespec.TreespecError, match="72"):
-        target.generate(ids, **OPTIONS, custom_generate=TreeSpeculation(draft))
+        target.generate(prompt(2), **OPTIONS, custom_generate=TreeSpeculation(draft))
 
 
 def test_int32_ids(target, draft):
     ids = prompt(2)
     out = target.generate(ids.int(), **OPTIONS, custom_generate=TreeSpeculation(draft))
     assert torch.equal(out.long(), target.generate(ids, **OPTIONS))
-
-
-class Counting:
-    """A streamer that counts its ends."""
-
-    num_ends = 0
-
-    def put(self, value):
-        pass
-
-    def end(self):
-        self.num_ends += 1
-
-
-@pytest.mark.parametrize("options", [{"num_beams": 2}, {"max_new_tokens": -1}, {"nonsense": 1}, {}])
-def test_a_streamer_ends_once_whatever_happens(target, draft, options):
-    streamer, speculation = Counting(), TreeSpeculation(draft)
-    ids = prompt() if options else prompt()[:, :0]
-    with pytest.raises((ValueError, treespec.TreespecError)):
-        treespec.generate(target, ids, speculation, streamer=streamer, **{**OPTIONS, **options})
-    assert streamer.num_ends == 1
 
 
 def test_one_object_decodes_one_call_at_a_time(target, draft):
@@ -241,6 +210,4 @@ def test_transport_rules_with_distributions_of_few_tokens(target, draft, rule, o
 
 @pytest.mark.parametrize("rule", ["k_seq", "optimal_transport", "block", "token"])
 def test_every_lossless_rule_serves_greedy_decoding(target, draft, rule):
-    speculation = TreeSpeculation(draft, tree=Chain(3), verification=rule)
-    ids = prompt(2)
-    assert torch.equal(target.generate(ids, **OPTIONS, custom_generate=speculation), target.generate(ids, **OPTIONS))
+    identical(target, prompt(2), TreeSpeculation(draft, tree=Chain(3), verification=rule), **OPTIONS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from helpers.multimodal import BY_NAME, KINDS, MEDIA, START, WITH_STATES, build, prompts
-from helpers.tiny import tiny_llama
+from helpers.tiny import identical, lookups, tiny_llama
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -17,20 +17,17 @@ from transformers import (
 )
 
 import treespec
-from treespec import KAry, SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec import KAry, TreeSpeculation
 from treespec.errors import ConfigError, UnsupportedModeError, UnsupportedModelError
 from treespec.hf import make_scorer
 from treespec.hf.introspect import CACHE_NAME, cache_in
+from treespec.hf.recurrent import operators
 from treespec.protocols import Capability
 from treespec.testing import enumerate_continuations, g_test
 
 OPTIONS = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
 RARE = ("llava_next", "smolvlm", "ovis2", "gemma3n", "glm4v", "aya_vision")
 ZOO = [pytest.param(f, marks=[pytest.mark.slow] * (f.model_type in RARE), id=str(f)) for f in KINDS]
-
-
-def lookups() -> TreeSpeculation:
-    return TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +53,13 @@ def test_greedy_equals_plain(kind):
         return
     model, speculation = build(kind), lookups()
     text, mixed = prompts(kind, [0]), prompts(kind, [2, 0, 1] if kind.can_batch else [1])
-    for inputs in (text, mixed, mixed):
-        plain = model.generate(**inputs, **OPTIONS)
-        assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
+    for inputs in (text, mixed):
+        identical(model, inputs, speculation, times=2, **OPTIONS)
     assert speculation.stats.num_accepted_tokens > 0  # It has seen these texts before.
     changed = {
         name: x.flip(-1) if name in kind.features(1) and x.is_floating_point() else x for name, x in mixed.items()
     }
-    assert not torch.equal(model.generate(**changed, **OPTIONS), plain)
+    assert not torch.equal(model.generate(**changed, **OPTIONS), model.generate(**mixed, **OPTIONS))
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "gemma3"])
@@ -72,18 +68,12 @@ def test_drafters_that_read_the_prompt(name, cache):
     """The target's own weights, and a text model as drafters; placeholders are ids to them."""
     model, inputs = build(BY_NAME[name], "eager"), images(1, 0, 2, name=name)
     options = OPTIONS | {"cache_implementation": cache}
-    plain = model.generate(**inputs, **OPTIONS)
     for drafter in (model, tiny_llama(96)):
-        speculation = TreeSpeculation(drafter, tree=8)
-        assert torch.equal(model.generate(**inputs, **options, custom_generate=speculation), plain)
-        assert speculation.stats.num_draft_tokens > 0
+        assert identical(model, inputs, TreeSpeculation(drafter, tree=8), **options).num_draft_tokens > 0
 
 
 def test_sequences_per_prompt_and_sampling_with_one_outcome(qwen):
-    inputs = images(1, 0)
-    options = OPTIONS | {"do_sample": True, "top_k": 1, "num_return_sequences": 2}
-    plain = qwen.generate(**inputs, **options)
-    assert torch.equal(qwen.generate(**inputs, **options, custom_generate=lookups()), plain)
+    identical(qwen, images(1, 0), **OPTIONS | {"do_sample": True, "top_k": 1, "num_return_sequences": 2})
 
 
 @pytest.mark.parametrize("processors", [{"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 1}], ids=str)
@@ -92,12 +82,8 @@ def test_processors_see_placeholders_outside_the_vocabulary(processors):
     model, inputs = build(BY_NAME["paligemma"]), images(2, 0, 1, name="paligemma")
     head = model.get_output_embeddings()
     head.weight.data[0] = head.weight.data[[20, 30, 40]].mean(0) * 3  # Token 0 is often the best one.
-    options = OPTIONS | processors
-    plain = model.generate(**inputs, **options)
-    for drafter in ([TokenRecycling(), SuffixLookup()], deepcopy(model)):
-        speculation = TreeSpeculation(drafter, tree=8)
-        assert torch.equal(model.generate(**inputs, **options, custom_generate=speculation), plain)
-        assert torch.equal(model.generate(**inputs, **options, custom_generate=speculation), plain)
+    for speculation in (lookups(), TreeSpeculation(deepcopy(model), tree=8)):
+        identical(model, inputs, speculation, times=2, **OPTIONS | processors)
 
 
 def test_several_hidden_states_for_each_token_are_refused():
@@ -206,16 +192,21 @@ def test_layers_that_attend_to_images_alone_are_refused_by_name():
         model.generate(**inputs, **OPTIONS, custom_generate=lookups())
 
 
+@pytest.mark.filterwarnings("ignore:.*by chains:treespec.TreespecWarning")
+@pytest.mark.parametrize("capability", [Capability.TREE, Capability.CHAIN])
 @pytest.mark.parametrize("kind", WITH_STATES, ids=str)
-def test_models_with_states_read_images_once_and_decode_by_trees(kind):
-    """Text alone, a padded batch of several images, none and one, and images early in the prompt."""
+def test_models_with_states_read_images_once(kind, capability, monkeypatch):
+    """By trees, or chains where the recurrence has no form for trees.
+
+    Text alone, a padded batch of several images, none and one, and images early in the prompt.
+    """
+    monkeypatch.setattr(operators, "_is_known", lambda names: capability == Capability.TREE)
     model, speculation = build(kind), lookups()
     for inputs in (prompts(kind, [0]), prompts(kind, [2, 0, 1]), prompts(kind, [1], length=3)):
         plain = model.generate(**inputs, **OPTIONS)
-        for each in (speculation, speculation, TreeSpeculation(model, tree=4)):
-            assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=each), plain)
-            assert each.stats.num_draft_tokens > 0
-    assert make_scorer(model).capability == Capability.TREE
+        for each in (speculation, TreeSpeculation(model, tree=4)):
+            assert identical(model, inputs, each, times=2, **OPTIONS).num_draft_tokens > 0
+    assert make_scorer(model).capability == capability
     inputs["pixel_values"] = inputs["pixel_values"].flip(-1)
     assert not torch.equal(model.generate(**inputs, **OPTIONS), plain)
 

@@ -38,21 +38,3 @@ def test_tokens_of_all_rows_are_counted(bars, num_rows):
 def test_there_is_no_bar_unless_asked_for(bars):
     tiny_llama().generate(prompt(), max_new_tokens=3, custom_generate=treespec.TreeSpeculation(treespec.SuffixLookup()))
     assert bars == []
-
-
-def test_streamers_get_their_tokens_too(bars):
-    class Kept:
-        def __init__(self):
-            self.values = []
-
-        def put(self, value):
-            self.values += value.flatten().tolist()
-
-        def end(self):
-            pass
-
-    streamer, ids = Kept(), prompt()
-    speculation = treespec.TreeSpeculation(treespec.SuffixLookup(), tree=4, progress=True, streamer=streamer)
-    out = tiny_llama().generate(ids, max_new_tokens=5, custom_generate=speculation)
-    assert streamer.values == out[0].tolist()
-    assert bars[0].n == 5

@@ -7,13 +7,13 @@ from itertools import count
 import pytest
 import torch
 from helpers.medusa_files import random_heads
-from helpers.tiny import noisy_copy, padded, prompt, tiny_llama
+from helpers.tiny import identical, lookups, noisy_copy, padded, prompt, tiny_llama
 from transformers import BartConfig, BartForCausalLM, DynamicCache, StaticCache
+from transformers.cache_utils import DynamicLayer
 from transformers.generation.streamers import BaseStreamer
 
 import treespec
-from treespec.drafters import SuffixLookup, TokenRecycling
-from treespec.errors import UnsupportedModeError, UnsupportedModelError
+from treespec.errors import UnsupportedModelError
 from treespec.heads import Medusa
 from treespec.hf.introspect import CACHE_NAME, cache_in
 from treespec.lab.selftest.drafters import Planted
@@ -25,11 +25,7 @@ OPTIONS = {"max_new_tokens": NUM_NEW, "do_sample": False}
 
 def padded_batch(num_rows=3, length=14):
     """Left-padded prompts of different lengths, with their mask."""
-    ids, mask = prompt(num_rows, length), torch.ones(num_rows, length, dtype=torch.long)
-    for row in range(num_rows):
-        mask[row, : 2 * row] = 0
-        ids[row, : 2 * row] = 0
-    return {"input_ids": ids, "attention_mask": mask}
+    return padded(prompt(num_rows, length), [0, 2, 4][:num_rows])
 
 
 TREES = {
@@ -43,21 +39,16 @@ TREES = {
 
 @pytest.mark.parametrize(("name", "num_rows"), [*((name, 3) for name in TREES), ("paths", 1), ("int", 1)])
 def test_greedy_equals_plain(target, draft, name, num_rows):
-    inputs = padded_batch(num_rows)
-    plain = target.generate(**inputs, **OPTIONS)
     speculation = treespec.TreeSpeculation(draft, tree=TREES[name])
-    assert torch.equal(target.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
-    assert speculation.stats.num_accepted_tokens > 0
-    assert speculation.stats.num_emitted_tokens == num_rows * NUM_NEW
-    assert speculation.stats.num_target_passes < NUM_NEW
+    stats = identical(target, padded_batch(num_rows), speculation, **OPTIONS)
+    assert stats.num_accepted_tokens > 0
+    assert stats.num_emitted_tokens == num_rows * NUM_NEW
+    assert stats.num_target_passes < NUM_NEW
 
 
 def test_lookups_go_on_with_what_they_have_learned(target):
-    inputs = padded_batch()
-    plain = target.generate(**inputs, **OPTIONS)
-    speculation = treespec.TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
-    for _ in range(2):
-        assert torch.equal(target.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
+    speculation = lookups()
+    identical(target, padded_batch(), speculation, times=2, **OPTIONS)
     assert speculation.total_stats.num_emitted_tokens == 2 * 3 * NUM_NEW
 
 
@@ -72,20 +63,9 @@ PROCESSORS = {
 @pytest.mark.parametrize("options", PROCESSORS.values(), ids=PROCESSORS.keys())
 def test_processors_run_along_every_path(target, draft, options):
     inputs = padded_batch()
-    plain = target.generate(**inputs, **OPTIONS, **options)
-    unprocessed = target.generate(**inputs, **OPTIONS)
-    speculation = treespec.TreeSpeculation(draft, tree=12)
-    assert torch.equal(target.generate(**inputs, **OPTIONS, **options, custom_generate=speculation), plain)
+    identical(target, inputs, treespec.TreeSpeculation(draft, tree=12), **OPTIONS, **options)
+    plain, unprocessed = (target.generate(**inputs, **OPTIONS, **given) for given in (options, {}))
     assert not torch.equal(plain, unprocessed), "the processor must matter"
-
-
-def test_eos_stops_rows_at_the_same_token(target, draft):
-    inputs = padded_batch()
-    eos = target.generate(**inputs, **OPTIONS)[:, 18:22].flatten().tolist()
-    plain = target.generate(**inputs, **OPTIONS, eos_token_id=eos)
-    speculation = treespec.TreeSpeculation(draft, tree=8)
-    assert torch.equal(target.generate(**inputs, **OPTIONS, eos_token_id=eos, custom_generate=speculation), plain)
-    assert plain.shape[1] < 14 + NUM_NEW
 
 
 class StopAfter:
@@ -104,10 +84,8 @@ def test_custom_criteria_are_asked_after_every_token(target, draft, num_rows, eo
     inputs = padded_batch(num_rows)
     tokens = target.generate(**inputs, **OPTIONS)[:, 14:][:, ::4].flatten().tolist()
     options = {**OPTIONS, "stopping_criteria": [StopAfter(tokens)], "eos_token_id": eos}
-    plain = target.generate(**inputs, **options)
-    speculation = treespec.TreeSpeculation(draft, tree=8)
-    assert torch.equal(target.generate(**inputs, **options, custom_generate=speculation), plain)
-    assert plain.shape[1] < 14 + NUM_NEW
+    stats = identical(target, inputs, treespec.TreeSpeculation(draft, tree=8), **options)
+    assert stats.num_emitted_tokens < num_rows * NUM_NEW
 
 
 class StopAt:
@@ -127,10 +105,8 @@ def test_rows_that_wait_for_a_slow_one_end_with_it(target):
     texts = target.generate(ids, **OPTIONS)[:, 4:].tolist()
     texts[2] = [(token + 1) % 64 for token in texts[2]]
     options = {**OPTIONS, "stopping_criteria": [StopAt(dict(zip(firsts, [6, 10, 8], strict=True)))]}
-    plain = target.generate(ids, **options)
-    assert plain.shape[1] == 10
-    speculation = treespec.TreeSpeculation(Planted(texts, 64, miss_rate=0), tree=8)
-    assert torch.equal(target.generate(ids, **options, custom_generate=speculation), plain)
+    assert target.generate(ids, **options).shape[1] == 10
+    identical(target, ids, treespec.TreeSpeculation(Planted(texts, 64, miss_rate=0), tree=8), **options)
 
 
 def test_a_drafters_arrays_may_be_views(target):
@@ -146,25 +122,14 @@ def test_a_drafters_arrays_may_be_views(target):
     ids = prompt(3, 6)
     plain = target.generate(ids, **OPTIONS)
     speculation = treespec.TreeSpeculation(Columns(plain[:, 6:].tolist(), 64), tree=16)
-    assert torch.equal(target.generate(ids, **OPTIONS, custom_generate=speculation), plain)
-    assert speculation.stats.num_accepted_tokens > 0
+    assert identical(target, ids, speculation, **OPTIONS).num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("num_new", [1, 2, 3, 5])
 def test_lengths_are_exact(target, draft, num_new):
-    ids = prompt(2)
-    speculation = treespec.TreeSpeculation(draft, tree=8)
-    out = target.generate(ids, max_new_tokens=num_new, do_sample=False, custom_generate=speculation)
-    assert torch.equal(out, target.generate(ids, max_new_tokens=num_new, do_sample=False))
-    by_length = target.generate(ids, max_length=ids.shape[1] + num_new, do_sample=False, custom_generate=speculation)
-    assert torch.equal(by_length, out)
-
-
-def test_one_token_prompt(target, draft):
-    ids = prompt(2, length=1)
-    speculation = treespec.TreeSpeculation(draft, tree=8)
-    out = target.generate(ids, **OPTIONS, custom_generate=speculation)
-    assert torch.equal(out, target.generate(ids, **OPTIONS))
+    """After a prompt of one token too."""
+    for length in (1, 12):
+        identical(target, prompt(2, length), treespec.TreeSpeculation(draft, tree=8), max_new_tokens=num_new)
 
 
 def test_scores_and_logits_of_emitted_tokens(target, draft):
@@ -237,18 +202,6 @@ def test_hidden_states_end_where_their_row_ends(target, draft):
         assert all(not ours[-1][row].any() for row in range(2) if row not in rows)
 
 
-def test_max_time_stops_as_plain_generate_does(target, draft):
-    """A criterion on the clock is asked after every token."""
-    options = {**OPTIONS, "max_time": 0.0}
-    speculation = treespec.TreeSpeculation(draft, tree=8)
-    assert torch.equal(
-        target.generate(prompt(), **options, custom_generate=speculation), target.generate(prompt(), **options)
-    )
-    options["max_time"] = 100.0
-    out = target.generate(prompt(), **options, custom_generate=speculation)
-    assert torch.equal(out, target.generate(prompt(), **OPTIONS))
-
-
 def test_num_return_sequences_and_seeds(target, draft):
     ids = prompt(2)
     options = {"max_new_tokens": 12, "do_sample": True, "num_return_sequences": 3}
@@ -279,26 +232,26 @@ class Chunks(BaseStreamer):
         self.num_ends += 1
 
 
-def test_streaming_in_accepted_chunks(target, draft):
+@pytest.mark.parametrize("is_given_to_the_call", [False, True])
+def test_streaming_in_accepted_chunks(target, draft, is_given_to_the_call):
     ids, chunks = prompt(1), Chunks()
-    speculation = treespec.TreeSpeculation(draft, tree=8, streamer=chunks)
-    out = target.generate(ids, **OPTIONS, custom_generate=speculation)
+    given = {"streamer": chunks}
+    own, of_call = ({}, given) if is_given_to_the_call else (given, {})
+    speculation = treespec.TreeSpeculation(draft, tree=8, **own)
+    out = treespec.generate(target, {"input_ids": ids}, speculation, **of_call, **OPTIONS)
+    assert torch.equal(out, target.generate(ids, **OPTIONS))
     assert torch.equal(torch.cat(chunks.chunks, dim=1), out)
     assert chunks.num_ends == 1
     assert len(chunks.chunks) - 1 == speculation.stats.num_target_passes
+    assert speculation.options.streamer is own.get("streamer")
 
 
-def test_treespec_generate_takes_a_streamer_and_ends_it_after_an_error(target, draft):
-    ids, chunks = prompt(1), Chunks()
-    speculation = treespec.TreeSpeculation(draft, tree=8)
-    out = treespec.generate(target, {"input_ids": ids}, speculation, streamer=chunks, **OPTIONS)
-    assert torch.equal(out, treespec.generate(target, ids, speculation, **OPTIONS))
-    assert torch.equal(torch.cat(chunks.chunks, dim=1), out)
-    assert speculation.options.streamer is None
-    failing = Chunks()
-    with pytest.raises(UnsupportedModeError):
-        treespec.generate(target, prompt(2), speculation, streamer=failing, **OPTIONS)
-    assert failing.num_ends == 1
+@pytest.mark.parametrize("options", [{"num_beams": 2}, {"max_new_tokens": -1}, {"nonsense": 1}, {}])
+def test_a_streamer_ends_once_whatever_happens(target, draft, options):
+    streamer, ids = Chunks(), prompt(2)
+    with pytest.raises((ValueError, treespec.TreespecError)):
+        treespec.generate(target, ids, treespec.TreeSpeculation(draft), streamer=streamer, **OPTIONS | options)
+    assert streamer.num_ends == 1
 
 
 def test_records_and_statistics_agree(target, draft, monkeypatch):
@@ -323,11 +276,8 @@ def test_records_and_statistics_agree(target, draft, monkeypatch):
 
 
 def test_static_cache(target, draft):
-    inputs = padded_batch()
-    plain = target.generate(**inputs, **OPTIONS)
     speculation = treespec.TreeSpeculation(draft, tree=8)
-    out = target.generate(**inputs, **OPTIONS, cache_implementation="static", custom_generate=speculation)
-    assert torch.equal(out, plain)
+    identical(target, padded_batch(), speculation, **OPTIONS, cache_implementation="static")
 
 
 def test_an_empty_static_cache_of_the_callers_is_not_filled_and_a_warning_says_so(target, draft):
@@ -352,29 +302,19 @@ def test_models_that_change_after_the_draft_model_was_given(change):
     draft = noisy_copy(target)
     speculation = treespec.TreeSpeculation(draft, tree=8)
     for _ in range(2):
-        out = target.generate(prompt(2), **OPTIONS, custom_generate=speculation)
-        assert torch.equal(out, target.generate(prompt(2), **OPTIONS))
-        assert speculation.stats.mean_acceptance_length > 1.5
+        assert identical(target, prompt(2), speculation, **OPTIONS).mean_acceptance_length > 1.5
         change(target), change(draft)
 
 
 def test_from_config_speaks_vllm(target, draft):
-    ids = prompt(1)
-    plain = target.generate(ids, **OPTIONS)
     configs = [
-        {
-            "method": "draft_model",
-            "model": draft,
-            "num_speculative_tokens": 3,
-            "speculative_token_tree": "[(0,), (1,), (0, 0)]",
-        },
-        {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3},
-        {"method": "suffix", "num_speculative_tokens": 4},
-        {"method": "token_recycling", "num_speculative_tokens": 4},
+        {"method": "draft_model", "model": draft, "speculative_token_tree": "[(0,), (1,), (0, 0)]"},
+        {"method": "ngram", "prompt_lookup_max": 3},
+        {"method": "suffix"},
+        {"method": "token_recycling"},
     ]
     for config in configs:
-        speculation = treespec.from_config(config)
-        assert torch.equal(target.generate(ids, **OPTIONS, custom_generate=speculation), plain)
+        identical(target, prompt(1), treespec.from_config(config | {"num_speculative_tokens": 3}), **OPTIONS)
 
 
 def test_a_conversation_continues_in_its_cache(target, draft):
@@ -384,6 +324,7 @@ def test_a_conversation_continues_in_its_cache(target, draft):
     first = target.generate(ids, **{CACHE_NAME: mine}, **options)
     assert cache_in(first) is mine
     assert mine.get_seq_length() == first.sequences.shape[1] - 1
+    assert {type(layer) for layer in mine.layers} == {DynamicLayer}  # transformers' own.
     turn = torch.cat([first.sequences, prompt(1, 5, seed=9)], dim=1)
     plain = target.generate(turn, **OPTIONS)
     assert torch.equal(target.generate(turn, **{CACHE_NAME: deepcopy(mine)}, **OPTIONS), plain)
@@ -402,7 +343,6 @@ def test_a_model_that_counts_slots_and_takes_no_positions_serves_one_row():
     model.generation_config.pad_token_id = 1
     speculation = treespec.TreeSpeculation(treespec.TokenRecycling(), tree=8)
     options = {**OPTIONS, "eos_token_id": None}
-    plain = model.generate(prompt(1), **options)
-    assert torch.equal(model.generate(prompt(1), **options, custom_generate=speculation), plain)
+    identical(model, prompt(1), speculation, **options)
     with pytest.raises(UnsupportedModelError, match=r"counts the slots of its cache.*one by one"):
         model.generate(prompt(2), **options, custom_generate=speculation)

@@ -1,6 +1,5 @@
 """What needs a tokenizer: stop strings, the folder form, streams of text, and the two-model class."""
 
-import importlib.util
 import shutil
 from pathlib import Path
 from threading import Thread
@@ -75,13 +74,6 @@ def test_the_folder_form_through_generate(target, draft, tokenizer, tmp_path, mo
     assert "".join(streamer) == tokenizer.decode(target.generate(ids[:1], **OPTIONS)[0])
 
 
-def test_the_folder_form_is_what_transformers_looks_for():
-    spec = importlib.util.spec_from_file_location("generate", HUB / "custom_generate" / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert callable(module.generate)
-
-
 def test_the_two_model_class(target, draft, tokenizer, tmp_path):
     for name, model in {"target": target, "draft": draft}.items():
         model.save_pretrained(tmp_path / name)
@@ -101,9 +93,8 @@ def test_the_two_model_class(target, draft, tokenizer, tmp_path):
     assert stopped == tokenizer.decode(plain[: first + 1], skip_special_tokens=True)
     with pytest.raises(ConfigError, match="max_tokens"):
         decoder.generate(text, max_tokens=0)
-    for seed in (-3, 2**63, "7", True):
-        with pytest.raises(ConfigError, match="seed must be"):
-            decoder.generate(text, seed=seed)
-    for temperature in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match="temperature"):
-            decoder.generate(text, temperature=temperature)
+    wrong = [("seed must be", "seed", value) for value in (-3, 2**63, "7", True)]
+    wrong += [("temperature", "temperature", value) for value in (-1.0, float("nan"), float("inf"))]
+    for message, name, value in wrong:
+        with pytest.raises(ConfigError, match=message):
+            decoder.generate(text, **{name: value})

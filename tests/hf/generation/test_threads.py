@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.dflash_files import dspark, random_head
 from helpers.medusa_files import random_heads
-from helpers.tiny import noisy_copy, padded, prompt, tiny_llama
+from helpers.tiny import identical, noisy_copy, padded, prompt, tiny_llama
 
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.drafters import DraftModel
@@ -74,11 +74,9 @@ def test_a_model_in_training_mode_is_shared():
 def test_a_copy_of_an_object_that_has_decoded(target, drafter, how):
     options = {**OPTIONS, "prefix_allowed_tokens_fn": lambda row, ids: range(1, 60)}
     speculation = TreeSpeculation(DRAFTERS[drafter](), tree=8)
-    plain = target.generate(prompt(), **options)
     target.generate(prompt(), **options, custom_generate=speculation)
-    twin = COPIES[how](speculation)
-    for part in (twin, speculation):
-        assert torch.equal(target.generate(prompt(), **options, custom_generate=part), plain)
+    for part in (COPIES[how](speculation), speculation):
+        identical(target, prompt(), part, **options)
 
 
 def test_a_pickle_holds_no_target(target):

@@ -103,12 +103,6 @@ def test_texts_without_a_token(target, draft, tokenizer, texts):
         decode(target, draft, texts, tokenizer=tokenizer)
 
 
-def test_a_row_of_padding(target, draft):
-    inputs = padded(prompt(2), [0, 12])
-    with pytest.raises(ConfigError, match="the prompt is empty: row 1 is nothing but padding"):
-        target.generate(**inputs, **OPTIONS, custom_generate=treespec.TreeSpeculation(draft, tree=8))
-
-
 @pytest.mark.parametrize(
     ("inputs", "spread", "words"),
     [
@@ -122,6 +116,7 @@ def test_a_row_of_padding(target, draft):
         ([1.5, 2.5], {}, "token ids"),
         ({"input_ids": [[1, 2]], "attention_mask": [["a", "b"]]}, {}, "attention_mask must be int64"),
         ([], {}, "empty"),
+        (None, padded(prompt(2), [0, 12]), "the prompt is empty: row 1 is nothing but padding"),
         (3, {}, "must be an int64 tensor"),
         ({"input_ids": None}, {}, "must be an int64 tensor"),
         ({"attention_mask": torch.ones(1, 3)}, {}, "must be an int64 tensor"),

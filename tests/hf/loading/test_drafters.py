@@ -16,7 +16,7 @@ from helpers.text_tokenizers import (
     sentence_piece,
     word_piece,
 )
-from helpers.tiny import noisy_copy, tiny_llama
+from helpers.tiny import identical, noisy_copy, tiny_llama
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
@@ -37,7 +37,6 @@ TOKENIZERS = {
 PAIRS = list(zip(TOKENIZERS, [*TOKENIZERS][1:] + [*TOKENIZERS][:1], strict=True))
 """A target and a draft model of every tokenizer."""
 PROMPTS = ["Subject to the terms and conditions of this License", "the Work"]
-OPTIONS = {"max_new_tokens": 16, "do_sample": False}
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +51,9 @@ def test_greedy_equals_plain(llamas, target, draft, method):
     tokenizer, own = TOKENIZERS[target](), TOKENIZERS[draft]()
     inputs = tokenizer(PROMPTS, padding=True, return_tensors="pt")
     inputs.pop("token_type_ids", None)
-    plain = llamas[target].generate(**inputs, **OPTIONS)
     drafter = make_draft_model(llamas[draft], tokenizer=own, target_tokenizer=tokenizer, method=method)
     speculation = treespec.TreeSpeculation(drafter, tree=8)
-    assert torch.equal(llamas[target].generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
-    assert speculation.stats.num_draft_tokens > 0
+    assert identical(llamas[target], inputs, speculation).num_draft_tokens > 0
 
 
 def shuffled(size: int) -> list[int]:
@@ -233,9 +230,7 @@ def test_from_config_takes_both_tokenizers(tmp_path):
         "assistant_tokenizer": str(tmp_path),
     }
     inputs = byte_level(300)(PROMPTS, padding=True, return_tensors="pt")
-    plain = target.generate(**inputs, **OPTIONS)
-    speculation = treespec.from_config(config)
-    assert torch.equal(target.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
+    identical(target, inputs, treespec.from_config(config))
     with pytest.raises(ConfigError, match="come together"):
         treespec.from_config({**config, "tokenizer": None})
     with pytest.raises(CheckpointError, match="tokenizer"):

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.counting_backend import CountingBackend
-from helpers.tiny import noisy_copy, prompt, tiny_llama
+from helpers.tiny import identical, noisy_copy, padded, prompt, tiny_llama
 from transformers import DynamicCache, MambaConfig, MambaForCausalLM
 
 import treespec
@@ -40,10 +40,7 @@ def test_texts_are_those_without_compilation_and_no_pass_is_compiled_as_they_gro
     speculation = TreeSpeculation(draft, tree=8, compile={"backend": backend, "fullgraph": True}, seed=1)
     graphs = []
     for length, new_tokens in ((12, 60), (9, 40), (20, 100), (12, 60)):
-        ids = prompt(1, length, seed=length)
-        options = {"max_new_tokens": new_tokens, "do_sample": False}
-        got = model.generate(ids, **options, custom_generate=speculation)
-        assert got.equal(model.generate(ids, **options))
+        identical(model, prompt(1, length, seed=length), speculation, max_new_tokens=new_tokens)
         graphs.append(backend.num_graphs)
     assert speculation.total_stats.mean_acceptance_length > 1.5
     assert 1 <= graphs[0] <= 4
@@ -52,13 +49,10 @@ def test_texts_are_those_without_compilation_and_no_pass_is_compiled_as_they_gro
 
 def test_batches_states_and_sampling_are_those_without_compilation():
     model = tiny_llama()
-    ids, mask = prompt(3, 10), torch.ones(3, 10, dtype=torch.long)
-    ids[1, :4] = mask[1, :4] = 0
-    options = {"attention_mask": mask, "max_new_tokens": 12, "output_hidden_states": True}
+    options = padded(prompt(3, 10), [0, 4, 0]) | {"max_new_tokens": 12, "output_hidden_states": True}
     for is_sampling in (False, True):
         results = [
             model.generate(
-                ids,
                 **options,
                 do_sample=is_sampling,
                 return_dict_in_generate=True,
@@ -113,22 +107,21 @@ def test_auto_takes_what_was_measured_to_be_faster_and_keeps_it(is_faster, monke
 
     monkeypatch.setattr(compiled_target, "time_pass", time_pass)
     model = tiny_llama()
-    ids, options = prompt(2), {"max_new_tokens": 10, "do_sample": False}
-    plain = model.generate(ids, **options)
+    ids = prompt(2)
     for number in range(2):
         speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=6, compile="auto")
         for _ in range(2):
-            assert model.generate(ids, **options, custom_generate=speculation).equal(plain)
+            identical(model, ids, speculation, max_new_tokens=10)
             assert (speculation.options.compiled._scorer is not None) == is_faster
         assert set(timed) == {8}, "the width of trees of 6"
         assert len(timed) == (2 + 2 * compiled_target.NUM_ROUNDS), f"object {number} measures no more"
     auto = TreeSpeculation(SuffixLookup(), tree=Control(4, pass_ms={1: 9.0, 4: 9.1}), compile="auto")
-    assert model.generate(ids, **options, custom_generate=auto).equal(plain)
+    identical(model, ids, auto, max_new_tokens=10)
     assert set(timed) == {8, 1, 2, 4}, "all that a control may choose"
     (kept,) = (tmp_path / "treespec" / "compiled").iterdir()
     kept.write_text("{}")
     with pytest.warns(TreespecWarning, match="ignored"):
-        assert model.generate(ids, **options, custom_generate=speculation).equal(plain)
+        identical(model, ids, speculation, max_new_tokens=10)
 
 
 def compiled_by(options, model, num_slots, _, hidden_layers=()):

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
-from helpers.tiny import tiny_llama
+from helpers.tiny import identical, lookups, tiny_llama
 from torch import nn
 
-from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec import TreeSpeculation
 from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf.introspect import CACHE_NAME, model_facts
-from treespec.hf.models import capability, generate_check
+from treespec.hf.models import generate_check
 from treespec.hf.own_hooks import own_hooks, own_modules
 
 PROMPT = torch.randint(1, 64, (1, 10), generator=torch.Generator().manual_seed(0))
@@ -67,10 +67,6 @@ def register(model: Any, kind: str) -> Any:
     return layer.register_forward_hook(hooks[kind] if kind in hooks else getattr(steering, kind))
 
 
-def trees() -> TreeSpeculation:
-    return TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
-
-
 def decoded(model: Any, speculation: TreeSpeculation | None = None, **options: Any) -> torch.Tensor:
     return model.generate(PROMPT, **OPTIONS | options, custom_generate=speculation)
 
@@ -78,31 +74,25 @@ def decoded(model: Any, speculation: TreeSpeculation | None = None, **options: A
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
 @pytest.mark.parametrize(("kind", "is_late"), [*((kind, False) for kind in SHAPED), ("last_position", True)])
 def test_hooks_that_look_at_a_pass_decode_plainly(kind, is_late):
-    model, speculation = tiny_llama(), trees()
+    model, speculation = tiny_llama(), lookups()
     without = decoded(model)
     if is_late:
         decoded(model, speculation)
     handle = register(model, kind)
     plain = decoded(model)
     assert not torch.equal(plain, without), "the hook does something"
-    for _ in range(2):
-        assert torch.equal(decoded(model, speculation), plain)
-    assert speculation.stats.num_draft_tokens == 0
+    assert identical(model, PROMPT, speculation, times=2, **OPTIONS).num_draft_tokens == 0
     handle.remove()
-    for _ in range(2):
-        assert torch.equal(decoded(model, speculation), without)
-    assert speculation.stats.num_draft_tokens > 0
+    assert identical(model, PROMPT, speculation, times=2, **OPTIONS).num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["before the first use", "between calls"])
 def test_hooks_on_all_positions_decode_by_trees(is_late):
-    model, speculation = tiny_llama(), trees()
+    model, speculation = tiny_llama(), lookups()
     if is_late:
         decoded(model, speculation)
     register(model, "everywhere")
-    for _ in range(2):
-        assert torch.equal(decoded(model, speculation), decoded(model))
-    assert speculation.stats.num_draft_tokens > 0
+    assert identical(model, PROMPT, speculation, times=2, **OPTIONS).num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("kind", ["object", "partial"])
@@ -112,13 +102,14 @@ def test_hooks_that_are_not_functions_are_seen(kind):
     assert len(model_facts(model).hooks) == 1
 
 
-def test_the_hook_is_named(monkeypatch):
-    monkeypatch.setattr(capability, "_said", set())
+@pytest.mark.parametrize("is_module", [False, True])
+def test_hooks_and_modules_are_named(is_module):
     model = tiny_llama()
-    register(model, "single_tokens")
-    named = r"one token at a time because of forward hooks \(single_tokens on model.layers.0\): passes over several"
-    with pytest.warns(TreespecWarning, match=named):
-        decoded(model, trees())
+    wrap(model, "single_tokens", "layer") if is_module else register(model, "single_tokens")
+    named = r"modules of other packages \(Wrapped at" if is_module else r"forward hooks \(single_tokens on"
+    expected = rf"one token at a time because of {named} model.layers.0\): passes over several"
+    with pytest.warns(TreespecWarning, match=expected):
+        decoded(model, lookups())
 
 
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
@@ -127,14 +118,14 @@ def test_a_filled_cache_is_refused_by_name():
     cache = model(PROMPT[:, :4])[CACHE_NAME]
     register(model, "single_tokens")
     with pytest.raises(UnsupportedModelError, match=r"no filled cache .*single_tokens on"):
-        decoded(model, trees(), **{CACHE_NAME: cache})
+        decoded(model, lookups(), **{CACHE_NAME: cache})
 
 
 def test_a_set_of_hooks_is_measured_once(monkeypatch):
     measured = []
     difference = generate_check._difference
     monkeypatch.setattr(generate_check, "_difference", lambda *args: measured.append(1) or difference(*args))
-    model, speculation, steering = tiny_llama(), trees(), Steering(32)
+    model, speculation, steering = tiny_llama(), lookups(), Steering(32)
     counts = []
     for layer in (0, 0, 1, 0):
         handle = model.model.layers[layer].register_forward_hook(steering.everywhere)
@@ -166,9 +157,8 @@ def test_half_precision_decodes_plainly_unless_the_hook_says_that_it_serves_tree
     hook = getattr(Steering(model.config.hidden_size), kind)
     vector = hook.__self__.vector = hook.__self__.vector.bfloat16() * 0.1
     model.model.layers[0].register_forward_hook(hook)
-    speculation = trees()
-    assert torch.equal(decoded(model, speculation), decoded(model))
-    assert speculation.stats.num_draft_tokens == 0
+    speculation = lookups()
+    assert identical(model, PROMPT, speculation, **OPTIONS).num_draft_tokens == 0
 
     def declared(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
         return output + vector
@@ -196,9 +186,9 @@ def test_hooks_beyond_the_tables_are_seen(kind):
     else:
         own = layer.forward
         layer.forward = lambda *args, **kwargs: steering.last_position(layer, args, own(*args, **kwargs))
-    speculation = trees()
-    assert torch.equal(decoded(model, speculation), decoded(model))
-    assert speculation.stats.num_draft_tokens == 0
+    found = own_hooks(dict(model.named_modules())).values()
+    assert [name.rpartition(" on ")[2] for name in found] == ["model.layers.0"]
+    assert identical(model, PROMPT, **OPTIONS).num_draft_tokens == 0
 
 
 class Wrapped(nn.Module):
@@ -242,34 +232,24 @@ def _changed(kind: Any, change: Any) -> Any:
      ("class", "last_position", False), ("class", "last_position", True), ("class", "everywhere", False)],
 )  # fmt: skip
 def test_modules_of_ones_own_are_as_hooks(where, kind, is_late):
-    model, speculation = tiny_llama(), trees()
+    model, speculation = tiny_llama(), lookups()
     if is_late:
         decoded(model, speculation)
     wrap(model, kind, where)
-    plain = decoded(model)
-    for _ in range(2):
-        assert torch.equal(decoded(model, speculation), plain)
-    assert bool(speculation.stats.num_draft_tokens) == (kind == "everywhere")
+    stats = identical(model, PROMPT, speculation, times=2, **OPTIONS)
+    assert bool(stats.num_draft_tokens) == (kind == "everywhere")
 
 
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
 def test_modules_in_half_precision_are_compared_up_to_rounding():
     """Kernels of a library that is not known must not cost the trees."""
     for kind, has_drafts in (("everywhere", True), ("single_tokens", False)):
-        model, speculation = tiny_llama().bfloat16(), trees()
+        model, speculation = tiny_llama().bfloat16(), lookups()
         change = getattr(Steering(model.config.hidden_size), kind)
         change.__self__.vector = 2 * change.__self__.vector.bfloat16()
         model.model.layers[0] = Wrapped(model.model.layers[0], change)
         decoded(model, speculation)
         assert bool(speculation.stats.num_draft_tokens) == has_drafts
-
-
-def test_the_module_is_named(monkeypatch):
-    monkeypatch.setattr(capability, "_said", set())
-    model = tiny_llama()
-    wrap(model, "single_tokens", "layer")
-    with pytest.warns(TreespecWarning, match=r"because of modules of other packages \(Wrapped at model.layers.0\): "):
-        decoded(model, trees())
 
 
 def test_modules_of_a_model_of_ones_own_are_its_own():

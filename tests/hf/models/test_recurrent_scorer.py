@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.rounds import prefilled
 from helpers.zoo import build, prompts
 
 from treespec.errors import TreespecError, UnsupportedModelError
@@ -19,9 +20,7 @@ def hybrid():
 
 
 def filled(model, ids, **options):
-    scorer = RecurrentScorer(model, **options)
-    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
-    return scorer
+    return prefilled(RecurrentScorer(model, **options), ids)
 
 
 @torch.no_grad()

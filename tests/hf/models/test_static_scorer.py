@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.counting_backend import CountingBackend
-from helpers.tiny import noisy_copy, prompt, tiny_llama
+from helpers.tiny import noisy_copy, padded, prompt, tiny_llama
 from helpers.toy_models import TableLM, ToyScorer
 
 import treespec
@@ -37,9 +37,7 @@ def run(target, drafter, inputs, tree, **options):
 
 @pytest.fixture
 def inputs():
-    ids, mask = prompt(2, 14), torch.ones(2, 14, dtype=torch.long)
-    ids[1, :3] = mask[1, :3] = 0
-    return {"input_ids": ids, "attention_mask": mask}
+    return padded(prompt(2, 14), [0, 3])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.hybrids import SizedTrees
 from helpers.rounds import Game
+from helpers.tiny import identical
 from helpers.zoo import BY_NAME, VOCAB_SIZE, build, prompts
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
@@ -63,5 +64,4 @@ def test_texts_are_those_of_plain_generate(padding, num_nodes):
     options["eos_token_id"] = VOCAB_SIZE + 1
     plain = model.generate(ids, **options)
     drafter = TokenRecycling() if num_nodes == 1 else SizedTrees(plain[:, LENGTH:].tolist(), num_nodes)
-    speculation = TreeSpeculation(drafter, tree=BestFirst(num_nodes))
-    assert torch.equal(model.generate(ids, **options, custom_generate=speculation), plain)
+    identical(model, ids, TreeSpeculation(drafter, tree=BestFirst(num_nodes)), **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.tiny import identical
 from helpers.zoo import BY_CHAINS, VOCAB_SIZE, Architecture, build, prompts
 from transformers import CONFIG_MAPPING, Cache
 
@@ -13,18 +14,13 @@ from treespec.hf import make_scorer
 from treespec.hf.cache.growing import GrowingLayer
 from treespec.hf.introspect import model_facts
 from treespec.hf.models import capability as capability_file
-from treespec.hf.recurrent import rg_lru
+from treespec.hf.recurrent import layers
 from treespec.lab.selftest.drafters import Planted
 from treespec.policies import BestFirst
 
 OPTIONS = {"do_sample": False, "pad_token_id": 0, "eos_token_id": VOCAB_SIZE + 1}
 KNOWN = [architecture for architecture in BY_CHAINS if architecture.model_type in CONFIG_MAPPING]
 SLOW = ("inkling2_text", "inkling2_loop_text", "qwen4_exp_text")
-
-
-@pytest.fixture(autouse=True)
-def forget_warnings(monkeypatch):
-    monkeypatch.setattr(capability_file, "_said", set())
 
 
 @pytest.mark.parametrize(
@@ -42,8 +38,7 @@ def test_chains_are_token_for_token(architecture: Architecture):
         speculation = treespec.TreeSpeculation(
             Planted(plain[:, 30:].tolist(), VOCAB_SIZE, 4), tree=BestFirst(num_nodes)
         )
-        assert torch.equal(model.generate(ids, **given, custom_generate=speculation), plain)
-        assert speculation.stats.mean_acceptance_length > 1
+        assert identical(model, ids, speculation, **given).mean_acceptance_length > 1
 
 
 def test_an_index_of_blocks_is_known_by_its_budget():
@@ -55,6 +50,6 @@ def test_an_index_of_blocks_is_known_by_its_budget():
 
 
 def test_recurrent_gemma_before_transformers_5_23_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(rg_lru, "state_cache", lambda _: Cache(layers=[GrowingLayer() for _ in range(3)]))
+    monkeypatch.setattr(layers, "state_cache", lambda _: Cache(layers=[GrowingLayer() for _ in range(3)]))
     with pytest.raises(UnsupportedModelError, match="trees of recurrent_gemma need transformers"):
         make_scorer(build("recurrent_gemma"))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers.grammars import Rising
 from helpers.medusa_files import fitted_heads
+from helpers.tiny import identical, lookups
 from helpers.zoo import VOCAB_SIZE, build, prompts
 
 import treespec
@@ -16,26 +17,16 @@ from treespec.policies import KAry
 OPTIONS = {"pad_token_id": 0, "eos_token_id": VOCAB_SIZE + 1, "max_new_tokens": 24}
 
 
-def lookups(**options):
-    return treespec.TreeSpeculation([treespec.TokenRecycling(), treespec.SuffixLookup()], **options)
-
-
 @pytest.fixture(scope="module")
 def model():
     return build("qwen3_5_text")
 
 
-def check_identity(model, speculation, ids=None, **options):
-    ids = prompts(2, 20) if ids is None else ids
-    plain = model.generate(ids, **OPTIONS, do_sample=False, **options)
-    assert torch.equal(model.generate(ids, **OPTIONS, do_sample=False, **options, custom_generate=speculation), plain)
-    return speculation.stats
-
-
 def test_medusa_heads_read_hidden_states(model):
     ids = prompts(2, 20)
     heads = fitted_heads(model, model.generate(ids, **OPTIONS, do_sample=False))
-    assert check_identity(model, treespec.TreeSpeculation(Medusa(heads), tree=8), ids).mean_acceptance_length > 1.5
+    stats = identical(model, ids, treespec.TreeSpeculation(Medusa(heads), tree=8), **OPTIONS)
+    assert stats.mean_acceptance_length > 1.5
 
 
 def test_seeds_and_traces(model, tmp_path):
@@ -50,16 +41,15 @@ def test_seeds_and_traces(model, tmp_path):
 
 
 def test_grammars_and_processors_along_branches(model):
-    processors = [GrammarProcessor(Rising())]
-    for drafter in ([treespec.TokenRecycling(), treespec.SuffixLookup()], build("recurrent_gemma")):
-        speculation = treespec.TreeSpeculation(drafter, tree=8)
-        check_identity(model, speculation, logits_processor=processors, repetition_penalty=1.3)
+    options = OPTIONS | {"logits_processor": [GrammarProcessor(Rising())], "repetition_penalty": 1.3}
+    for speculation in (lookups(), treespec.TreeSpeculation(build("recurrent_gemma"), tree=8)):
+        identical(model, prompts(2, 20), speculation, **options)
 
 
 def test_a_batch_of_four_shares_its_passes(model, monkeypatch):
     """As many passes as the row that needs most has steps, not the sum over rows."""
     ids, run, sizes = prompts(4, 20), StateScorer._run, []
-    model.generate(ids, **OPTIONS, do_sample=False, custom_generate=lookups(tree=8))  # With the checks of a first use.
+    model.generate(ids, **OPTIONS, do_sample=False, custom_generate=lookups())  # With the checks of a first use.
 
     def counted(*args, **options):
         scores = run(*args, **options)
@@ -67,7 +57,7 @@ def test_a_batch_of_four_shares_its_passes(model, monkeypatch):
         return scores
 
     monkeypatch.setattr(StateScorer, "_run", counted)
-    stats = check_identity(model, lookups(tree=8), ids)
+    stats = identical(model, ids, **OPTIONS)
     assert sizes[0] == sizes[1] == 4
     assert len(sizes) == 1 + stats.num_target_passes
     assert len(sizes) <= 1 + OPTIONS["max_new_tokens"]

@@ -12,6 +12,7 @@ from types import MethodType
 import pytest
 import torch
 from helpers.kernel_packages import model_with_packages
+from helpers.rounds import prefilled
 from helpers.zoo import VOCAB_SIZE, build, prompts
 from torch import nn
 
@@ -124,9 +125,7 @@ def test_functions_from_the_hub(name, monkeypatch):
     speculation = treespec.TreeSpeculation(SuffixLookup(), tree=8)
     assert torch.equal(model.generate(ids, **OPTIONS, custom_generate=speculation), plain)
     assert {"causal_conv1d_fn", "causal_conv1d_update"} <= set(calls)
-    calls.clear()
-    scorer = StateScorer(model)
-    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    scorer = prefilled(StateScorer(model), ids)
     calls.clear()
     scorer.extend(prompts(2, 3, seed=1), torch.tensor([[-1, 0, 0]] * 2))
     assert not calls

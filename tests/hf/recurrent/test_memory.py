@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.rounds import prefilled
 from helpers.zoo import build, prompts
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -31,8 +32,7 @@ class _Largest(TorchDispatchMode):
 
 def largest(model, num_nodes: int) -> int:
     """Bytes of the largest tensor of a tree pass, of its commit too."""
-    scorer, ids = StateScorer(model), prompts(1, 20)
-    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    scorer = prefilled(StateScorer(model), prompts(1, 20))
     parents = torch.tensor([[-1, *((node - 1) // 2 for node in range(1, num_nodes))]])
     with _Largest() as noted:
         scorer.extend(prompts(1, num_nodes, seed=1), parents)
@@ -61,8 +61,7 @@ def test_decays_by_channel_are_made_by_parts(monkeypatch):
     found = []
     for rows in (24, 7):
         monkeypatch.setattr(linear, "_NUM_ROWS", rows)
-        scorer = StateScorer(model)
-        scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+        scorer = prefilled(StateScorer(model), ids)
         parts = [scorer.extend(tokens[:, cut], parents[:, cut]).logits for cut in (slice(0, 9), slice(9, 24))]
         found.append(torch.cat(parts, 1))
     assert torch.allclose(*found, atol=1e-4)
@@ -80,8 +79,7 @@ def test_log_decays_and_states_are_not_rounded_under_bfloat16(name, file, monkey
     for module in (linear, file):
         if hasattr(module, "path_sums"):
             monkeypatch.setattr(module, "path_sums", noted)
-    scorer, ids = StateScorer(model), prompts(1, 20)
-    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    scorer = prefilled(StateScorer(model), prompts(1, 20))
     scorer.extend(prompts(1, 3, seed=1), torch.tensor([[-1, 0, 0]]))
     scorer.commit([(0, 2)])
     assert set(seen) == {(torch.float32, torch.float64)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -11,12 +10,13 @@ from itertools import product
 import pytest
 import torch
 from helpers.hybrids import SizedTrees
-from helpers.rounds import Game, recurrent_states
+from helpers.rounds import Game, prefilled, recurrent_states
+from helpers.tiny import identical, lookups
 from helpers.zoo import BY_NAME, RWKV, STATEFUL, VOCAB_SIZE, Architecture, build, prompts
 from transformers import DynamicCache, PreTrainedModel
 
 import treespec
-from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
+from treespec.drafters import DraftModel, TokenRecycling
 from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf import make_scorer
 from treespec.hf.introspect import CACHE_NAME, model_facts
@@ -50,10 +50,7 @@ OPTIONS = {"do_sample": False, "pad_token_id": 0, "eos_token_id": VOCAB_SIZE + 1
 
 
 def filled(model: PreTrainedModel, num_rows: int = 1, length: int = 20) -> StateScorer:
-    scorer = StateScorer(model)
-    ids = prompts(num_rows, 20)[:, :length]
-    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
-    return scorer
+    return prefilled(StateScorer(model), prompts(num_rows, 20)[:, :length])
 
 
 def copies(scorer: StateScorer) -> list[torch.Tensor]:
@@ -78,18 +75,6 @@ def test_rejected_trees_leave_states_and_keys_as_they_were(name):
     scorer.commit([(0, 2), ()])
     assert not is_same(scorer, states)
     assert all(torch.equal(new[1], old[1]) for new, old in zip(recurrent_states(scorer.cache), states, strict=True))
-
-
-@pytest.mark.parametrize("name", FEW_KINDS)
-def test_a_commit_makes_no_pass_of_the_model(name):
-    model = build(name)
-    scorer = filled(model)
-    scorer.extend(prompts(1, 3, seed=1), torch.tensor([[-1, 0, 0]]))
-    calls = []
-    handle = model.register_forward_pre_hook(lambda *_: calls.append(1))
-    scorer.commit([(0, 2)])
-    handle.remove()
-    assert not calls
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -153,18 +138,6 @@ def test_hidden_states_are_those_of_plain_passes(name):
                 assert (extended[layer][row, path] - states[layer][0, 20 - start :]).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", FEW_KINDS)
-def test_chains_and_single_tokens_go_the_same_way(name):
-    model = build(name)
-    scorer = make_scorer(model)
-    assert isinstance(scorer, StateScorer)
-    ids = prompts(2, 24)
-    plain = plain_texts(model, ids, 20)
-    for policy in (Chain(4), 1):
-        speculation = treespec.TreeSpeculation(Planted(plain, VOCAB_SIZE, 1), tree=policy)
-        check_identity(model, ids, torch.ones_like(ids), 20, speculation, plain)
-
-
 def test_rejected_chains_cost_no_second_pass(monkeypatch):
     model, ids = build("bamba"), prompts(1, 20)
     truth, run, passes = plain_texts(model, ids, 12), StateScorer._run, []
@@ -172,7 +145,7 @@ def test_rejected_chains_cost_no_second_pass(monkeypatch):
     monkeypatch.setattr(StateScorer, "_run", lambda *args, **options: passes.append(1) or run(*args, **options))
     wrong = Planted([[(token + 1) % VOCAB_SIZE for token in truth[0]]], VOCAB_SIZE, 1)
     speculation = treespec.TreeSpeculation(wrong, tree=Chain(4))
-    check_identity(model, ids, torch.ones_like(ids), 12, speculation, truth)
+    check_identity(model, ids, torch.ones_like(ids), 12, speculation)
     assert len(passes) == 1 + 12
 
 
@@ -213,22 +186,15 @@ def test_states_of_modules_stay_those_of_plain_passes():
         assert torch.equal(block.rg_lru.recurrent_states, states[1])
 
 
-def lookups() -> treespec.TreeSpeculation:
-    return treespec.TreeSpeculation(TokenRecycling(), tree=8)
-
-
 def plain_texts(model, ids, num_new, mask=None):
     mask = torch.ones_like(ids) if mask is None else mask
     out = model.generate(ids, attention_mask=mask.long(), max_new_tokens=num_new, **OPTIONS)
     return out[:, ids.shape[1] :].tolist()
 
 
-def check_identity(model, ids, mask, num_new, speculation, plain=None):
-    """The texts are those of plain `generate`: `plain` where they are known."""
-    plain = plain or plain_texts(model, ids, num_new, mask)
-    options = {"attention_mask": mask.long(), "max_new_tokens": num_new, **OPTIONS}
-    out = model.generate(ids, **options, custom_generate=speculation)
-    assert out[:, ids.shape[1] :].tolist() == plain
+def check_identity(model, ids, mask, num_new, speculation):
+    inputs = {"input_ids": ids, "attention_mask": mask.long()}
+    return identical(model, inputs, speculation, max_new_tokens=num_new, **OPTIONS)
 
 
 @pytest.mark.parametrize("name", ["zamba2", "nemotron_h"])
@@ -242,7 +208,7 @@ def test_limits_of_step_sizes_are_those_of_plain_decoding(name):
     logits = scorer.extend(tokens, torch.tensor([[-1, 0]] * 2)).logits
     assert (logits - torch.stack(scores.logits, 1)).abs().max() <= TOLERANCE
     speculation = treespec.TreeSpeculation(Planted(plain, VOCAB_SIZE, 2), tree=16)
-    check_identity(model, ids, torch.ones_like(ids), 40, speculation, plain)
+    check_identity(model, ids, torch.ones_like(ids), 40, speculation)
 
 
 @pytest.mark.parametrize("name", FEW_KINDS)
@@ -304,8 +270,7 @@ def rounding_of(model: PreTrainedModel, dtype: torch.dtype, num_nodes: int) -> t
     model = model.to(dtype)
     plain = [model(input_ids=whole, use_cache=False).logits[0, 20:]]
     if own_states(model_facts(model)) is None:
-        scorer = RecurrentScorer(model, capability=Capability.PLAIN)
-        scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+        scorer = prefilled(RecurrentScorer(model, capability=Capability.PLAIN), ids)
         parents = [torch.tensor([[number - 1]]) for number in range(num_nodes)]
         parts = [scorer.extend(*part).logits for part in zip(tokens.split(1, 1), parents, strict=True)]
         plain.append(torch.cat(parts, 1)[0])
@@ -391,72 +356,30 @@ def only(kept):
     return lambda _, scores: torch.full_like(scores, -torch.inf).index_copy(1, torch.tensor(kept), scores[:, kept])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
-def test_random_options(seed):
-    """Architecture, rows, padding, tree, drafter, processors, rule and stopping at random."""
-    choice = random.Random(seed)
-    for _ in range(10):
-        model = build(choice.choice(STATEFUL))
-        pads = [0, *(choice.randrange(6) for _ in range(choice.randrange(3)))]
-        mask = torch.arange(12) >= torch.tensor(pads).unsqueeze(1)
-        ids = prompts(len(pads), 12, seed=choice.randrange(100)).masked_fill(~mask, 0)
-        drafter = choice.choice(
-            [TokenRecycling(), SuffixLookup(), [TokenRecycling(), SuffixLookup()], DraftModel(make_scorer(model))]
-        )
-        tree = choice.choice(["auto", 4, 16, Chain(3), BestFirst(9)])
-        rule = choice.choice(["auto", "target_walk", "recursive", "traversal"])
-        options = choice.choice([{}, {"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 4}])
-        options |= {"attention_mask": mask.long(), "max_new_tokens": choice.randrange(4, 30), **OPTIONS}
-        options["eos_token_id"] = choice.choice([VOCAB_SIZE + 1, 7])
-        plain = model.generate(ids, **options)
-        speculation = treespec.TreeSpeculation(drafter, tree=tree, verification=rule)
-        assert torch.equal(model.generate(ids, **options, custom_generate=speculation), plain), (seed, options)
-
-
-def test_plain_passes_of_other_threads_stay_plain():
-    """The functions of a modelling file are other ones for the thread of the tree pass alone."""
-    model, ids = build("bamba"), prompts(2, 20)
-    plain = model.generate(ids, max_new_tokens=40, **OPTIONS)
-    found = []
-
-    def decode():
-        found.append(model.generate(ids, max_new_tokens=40, **OPTIONS))
-
-    threads = [threading.Thread(target=decode) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    speculation = treespec.TreeSpeculation(TokenRecycling(), tree=8)
-    for _ in range(3):
-        out = model.generate(ids, max_new_tokens=40, **OPTIONS, custom_generate=speculation)
-        assert torch.equal(out, plain)
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(out, plain) for out in found)
-    assert len(found) == 2
-
-
 @pytest.mark.parametrize("name", [*FEW_KINDS, "rwkv"])
-def test_a_thread_begins_a_pass_within_another_threads(name):
-    model, threads, found = build(name), [], []
+def test_passes_of_a_thread_within_each_of_another_threads(name):
+    """Plain ones, too: the functions of a modelling file are other ones for the thread of the tree pass alone."""
+    model, owner, found = build(name), threading.get_ident(), []
 
     def score():
-        scorer = filled(model)
-        first = scorer.extend(prompts(1, 3, seed=1), torch.tensor([[-1, 0, 0]])).logits
-        scorer.commit([(0, 2)])
-        found.append(torch.cat([first, scorer.extend(prompts(1, 1, seed=2), torch.tensor([[-1]])).logits], 1))
+        scorer, parts = filled(model), []
+        for tokens, parents in ((prompts(1, 3, seed=1), [[-1, 0, 0]]), (prompts(1, 1, seed=2), [[-1]])):
+            parts.append(scorer.extend(tokens, torch.tensor(parents)).logits)
+            scorer.commit([(0,)])
+        with torch.no_grad():
+            found.append(torch.cat([*parts, model(prompts(1, 20), use_cache=False).logits], 1))
 
     def begin(*_):
-        if not threads:
-            threads.append(threading.Thread(target=score))
-            threads[0].start()
-            threads[0].join()
+        if threading.get_ident() == owner:
+            thread = threading.Thread(target=score)
+            thread.start()
+            thread.join()
 
     score()
     handle = model.get_output_embeddings().register_forward_pre_hook(begin)
     score()
     handle.remove()
-    assert len(found) == 3
+    assert len(found) == 2 + 4
     assert all(torch.equal(logits, found[0]) for logits in found)
 
 

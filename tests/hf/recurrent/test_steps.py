@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from helpers.rounds import Game, recurrent_states
+from helpers.rounds import Game, prefilled, recurrent_states
 from helpers.zoo import STATEFUL, build, prompts
 
 from treespec import TokenRecycling, TreeSpeculation
@@ -26,8 +26,7 @@ ROOT = torch.tensor([[-1], [-1]])
 
 def started(model) -> StateScorer:
     """Behind a prompt and its last token: what follows may be a step."""
-    scorer, ids = StateScorer(model), prompts(2, 20)
-    scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
+    scorer = prefilled(StateScorer(model), prompts(2, 20))
     scorer.extend(prompts(2, 1, seed=3), ROOT)
     scorer.commit([(0,), (0,)])
     return scorer

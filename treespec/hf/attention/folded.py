@@ -9,7 +9,8 @@ attended in one call of the same kernel, with the mask repeated g times: the sum
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Shaped
@@ -19,7 +20,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from treespec.hf.attention.served import ServingAttention, attention_of
 from treespec.hf.introspect import CACHE_ARGUMENTS
 
 NAME = "treespec_folded"
@@ -27,6 +27,44 @@ NAME = "treespec_folded"
 
 _KNOWN_ARGUMENTS = frozenset({"position_ids", *CACHE_ARGUMENTS, "use_cache", "output_hidden_states", "sliding_window"})
 """Arguments that sdpa does not read either; with any other one that is set, sdpa itself is called."""
+
+
+class ServingAttention(Protocol):
+    """Attention of few queries, with a mask as it reads it."""
+
+    def serves(
+        self, query: Float[Tensor, "B A F d"], key: Float[Tensor, "B G S d"], value: Float[Tensor, "B G S d"]
+    ) -> bool:
+        """Whether it takes such states."""
+        ...
+
+    def as_panels(self, mask: Float[Tensor, "B 1 F S"], num_groups: int) -> Float[Tensor, "B _ S _"]:
+        """An additive mask as it reads it, for this many query heads per key head."""
+        ...
+
+    def run(
+        self,
+        query: Float[Tensor, "B A F d"],
+        key: Float[Tensor, "B G S d"],
+        value: Float[Tensor, "B G S d"],
+        panels: Float[Tensor, "B _ S _"] | None,
+        scale: float,
+    ) -> Float[Tensor, "B F A d"]:
+        """What the queries read."""
+        ...
+
+
+_served: WeakKeyDictionary[nn.Module, ServingAttention] = WeakKeyDictionary()
+
+
+def serve_attention(model: nn.Module, attention: ServingAttention) -> None:
+    """Let tree passes of a model attend by this one, until `leave_attention`."""
+    _served[model] = attention
+
+
+def leave_attention(model: nn.Module) -> None:
+    """Undo `serve_attention`; a model that is not served is left unchanged."""
+    _served.pop(model, None)
 
 
 class _Pass:
@@ -78,7 +116,7 @@ class FoldedAttention:
             _num_passes[id(config)] = _num_passes.get(id(config), 0) + 1
             # The property's setter would change the configurations of a model's other parts too.
             config._attn_implementation_internal = NAME
-        _local.current = _Pass(attention_of(self._model))
+        _local.current = _Pass(_served.get(self._model))
         try:
             yield
         finally:

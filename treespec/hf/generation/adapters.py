@@ -41,32 +41,23 @@ class LearnedByAdapters:
 
 def _copy(parts: Parts) -> Parts:
     """A copy that shares models and what belongs to one call; the same objects where there is no way to copy them."""
-    stream = io.BytesIO()
     shared: list[object] = []
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: object) -> int | None:
+            if not isinstance(obj, (torch.nn.Module, ModelScorer, Session, torch.Generator)) or isinstance(obj, type):
+                return None
+            shared.append(obj)
+            return len(shared) - 1
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: int) -> object:
+            return shared[pid]
+
+    stream = io.BytesIO()
     try:
-        _Pickler(stream, shared).dump(parts)
+        Pickler(stream).dump(parts)
     except (pickle.PicklingError, TypeError, AttributeError):
         return parts
     stream.seek(0)
-    return _Unpickler(stream, shared).load()
-
-
-class _Pickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, shared: list[object]) -> None:
-        super().__init__(stream)
-        self._shared = shared
-
-    def persistent_id(self, obj: object) -> int | None:
-        if not isinstance(obj, (torch.nn.Module, ModelScorer, Session, torch.Generator)) or isinstance(obj, type):
-            return None
-        self._shared.append(obj)
-        return len(self._shared) - 1
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, shared: list[object]) -> None:
-        super().__init__(stream)
-        self._shared = shared
-
-    def persistent_load(self, pid: int) -> object:
-        return self._shared[pid]
+    return Unpickler(stream).load()

@@ -1,7 +1,8 @@
 """The public face: `TreeSpeculation`, a `custom_generate` object for transformers' own `generate`, and `generate`."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Unpack
@@ -21,13 +22,43 @@ from treespec.hf.generation.config_fields import check_fields, given_fields, own
 from treespec.hf.generation.decode import run_of
 from treespec.hf.generation.output import Output, Outputs
 from treespec.hf.generation.target import in_use
-from treespec.hf.generation.turns import Turns, ending
 from treespec.hf.generation.validate import Inputs, ModelArguments, Tokenizer, check_ids, with_prompts
 from treespec.hf.introspect import check_model
 from treespec.hf.loading.as_drafter import AnyDrafter, as_drafter
 from treespec.policies import as_policy
 from treespec.protocols import Drafter, TreePolicy, VerificationRule
 from treespec.verification import get_rule
+
+
+class _Turns:
+    """One call at a time: other threads wait; a copy is free."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    def __enter__(self) -> None:
+        if self._owner == threading.get_ident():
+            raise ConfigError("this TreeSpeculation is decoding already: a call within its call needs another object")
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def __exit__(self, *error: object) -> None:
+        self._owner = None
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type["_Turns"], tuple[()]]:
+        return _Turns, ()
+
+
+@contextmanager
+def _ending(streamer: BaseStreamer | None) -> Iterator[None]:
+    """Ends the stream in any case: an error must not leave its reader waiting."""
+    try:
+        yield
+    finally:
+        if callable(end := getattr(streamer, "end", None)):
+            end()
 
 
 class TreeSpeculation:
@@ -96,7 +127,7 @@ class TreeSpeculation:
         )
         self.stats, self.total_stats = SpeculationStats(), SpeculationStats()
         self.steps: list[StepRecord] = []
-        self._turns = Turns()
+        self._turns = _Turns()
         self._learned = LearnedByAdapters()
         self.last_call: Call | None = None
 
@@ -120,31 +151,19 @@ class TreeSpeculation:
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
+        _options: Options | None = None,
         **model_kwargs: Unpack[ModelArguments],
     ) -> Output:
         """What `model.generate` calls when everything is prepared: input_ids [B, P] to sequences [B, P + new].
 
+        `_options` are a call's own, whose streamer the caller ends.
+
         Raises `TreespecError`: see `Call.of` and `run_of`; a `RanksDisagreeError` where processes that run the model
         together make other calls.
         """
-        with ending(self.options.streamer):
-            prepared = model, input_ids, logits_processor, stopping_criteria, generation_config
-            return self._run(self.options, *prepared, **model_kwargs)
-
-    def _run(
-        self,
-        options: Options,
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        **model_kwargs: Unpack[ModelArguments],
-    ) -> Output:
-        """One call with its own options; the caller ends the streamer."""
         prepared = model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
-        with self._turns:
-            call = Call.of(options, *prepared)
+        with _ending(self.options.streamer) if _options is None else nullcontext(), self._turns:
+            call = Call.of(_options or self.options, *prepared)
             with self._elsewhere(call) as output:
                 if output is not None:
                     return output
@@ -200,7 +219,7 @@ def generate(
             f"speculation must be a TreeSpeculation, got {type(speculation).__name__}: "
             "generate(model, inputs, TreeSpeculation(drafter))"
         )
-    with ending(speculation.options.streamer if streamer is None else streamer):
+    with _ending(speculation.options.streamer if streamer is None else streamer):
         check_fields(given_fields(model, generation_kwargs))
         configured, generation_kwargs = own_stop_strings(model, generation_kwargs)
         own = {"streamer": streamer, "tokenizer": tokenizer, "stop_strings": stop_strings or configured, "seed": seed}
@@ -208,5 +227,5 @@ def generate(
         arguments = with_prompts(model, inputs, options.tokenizer, generation_kwargs)
         check_ids(model, arguments.get("inputs", arguments.get("input_ids")))
         return model.generate(  # pyright: ignore[reportCallIssue]
-            **arguments, custom_generate=partial(speculation._run, options)
+            **arguments, custom_generate=partial(speculation, _options=options)
         )

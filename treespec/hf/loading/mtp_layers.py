@@ -41,7 +41,8 @@ def build_mtp(
     num_blocks = sum(len(layer.blocks) for layer in tensors)
     types = _block_types(facts, num_blocks)
     decoder = _load_decoder(facts, folder, [block for layer in tensors for block in layer.blocks], types)
-    _check_blocks(facts, decoder)
+    if any("indexer" in name for name, _ in decoder.named_modules()):
+        raise UnsupportedModelError(f"MTP layers of {facts.name} are not served: their attention is sparse")
     target_ids = _target_ids(draft_vocab, facts.num_logits)
     rotary: Any = getattr(decoder, "rotary_emb", None)
     has_types = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
@@ -127,14 +128,6 @@ def _decoder_config(config: PreTrainedConfig, types: list[str], is_sparse: bool)
         if hasattr(own, name):
             setattr(own, name, value)
     return own
-
-
-def _check_blocks(facts: ModelFacts, decoder: nn.Module) -> None:
-    """Raises `UnsupportedModelError`: attention that keeps more than keys and values."""
-    if any("indexer" in name for name, _ in decoder.named_modules()):
-        raise UnsupportedModelError(
-            f"MTP layers of {facts.name} are not served: their attention is sparse (an indexer)"
-        )
 
 
 def _layer(

@@ -7,7 +7,7 @@ sizes of the cache, and the same cache again: CUDA graphs have recorded its addr
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from statistics import median
 from typing import Any, NamedTuple
@@ -19,10 +19,9 @@ from transformers import PreTrainedModel
 from treespec.checks import AUTO
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf.introspect import ModelFacts, active_adapters, model_facts
-from treespec.hf.models.machine_key import machine_key
 from treespec.hf.models.make_scorer import make_scorer
+from treespec.hf.models.measuring import machine_key, time_pass
 from treespec.hf.models.static_scorer import StaticScorer
-from treespec.hf.models.timing import time_pass
 from treespec.hf.user_cache import cache_folder, read_kept, write_kept
 from treespec.hf.weights import pack_weights
 from treespec.policies.control import StepControl
@@ -124,7 +123,8 @@ class CompiledTarget:
                 times |= measure_times(facts, self._compiled(model, num_slots, hidden_layers), num_slots, missing)
             except UnsupportedModelError:
                 return False
-        return is_faster_compiled(times, counts)
+        # One pass over each of these numbers of nodes.
+        return sum(times[count].compiled_ms - times[count].plain_ms for count in counts) < 0
 
 
 def _widths(policy: TreePolicy) -> list[int]:
@@ -174,12 +174,6 @@ def measure_times(
         about = {"model": facts.name, "slots": num_slots}
         write_kept(_path(facts, num_slots), {"format": TIMES_FORMAT, **about, "plain_and_compiled_ms": times})
     return found
-
-
-def is_faster_compiled(times: Mapping[int, PassPair], counts: Iterable[int]) -> bool:
-    """Whether one pass over each of these numbers of nodes takes less time compiled."""
-    pairs = [times[count] for count in counts]
-    return sum(pair.compiled_ms for pair in pairs) < sum(pair.plain_ms for pair in pairs)
 
 
 def _path(facts: ModelFacts, num_slots: int) -> Any:

@@ -40,10 +40,11 @@ class PromptInputs:
         """Whether there is anything in the prompt but text."""
         return any(name not in _TEXT_ARGUMENTS and _is_given(value) for name, value in self.arguments.items())
 
-    def ends_in_text(self, config: Any) -> bool:
-        """Whether no row's last token stands for an image or a sound."""
+    def check_ends_in_text(self, config: Any, name: str) -> None:
+        """Raise `UnsupportedModelError` where a row's last token stands for an image or a sound."""
         names = [f"{kind}_token_{suffix}" for kind in ("image", "video", "audio") for suffix in ("id", "index")]
-        return {getattr(config, name, None) for name in names}.isdisjoint(self.ids[:, -1].tolist())
+        if not {getattr(config, name, None) for name in names}.isdisjoint(self.ids[:, -1].tolist()):
+            raise UnsupportedModelError(f"{name} cannot continue this prompt: a prompt must end in text")
 
     def model_inputs(self, model: Any, cache: Cache, num_cached: int) -> dict[str, Any]:
         """The arguments of `forward` for the tokens that `cache` does not hold."""
@@ -68,16 +69,6 @@ class ReadPrompt:
     offsets: Int[Tensor, "*rows B"] | None
     last_logits: Float[Tensor, "B V"] | None
 
-    @classmethod
-    def of_pass(
-        cls, position_ids: Int[Tensor, "..."] | None, lengths: Int[Tensor, "B"], logits: Float[Tensor, "B _ V"]
-    ) -> "ReadPrompt":
-        """After a pass over the prompt, or over its last tokens.
-
-        `position_ids` are the pass's, [..., B or 1, <= P]; without the last token the rows have `lengths` tokens.
-        """
-        return cls(position_offsets(position_ids, lengths), logits[:, -1])
-
     def shifted(self, position_ids: Int[Tensor, "B F"]) -> Int[Tensor, "*rows B F"]:
         """The positions of nodes as the model counts them."""
         return position_ids if self.offsets is None else position_ids + self.offsets.unsqueeze(-1)
@@ -95,7 +86,7 @@ def prompt_inputs(input_ids: Int[Tensor, "B P"], model_kwargs: Mapping[str, Any]
 def position_offsets(
     position_ids: Int[Tensor, "..."] | None, lengths: Int[Tensor, "B"]
 ) -> Int[Tensor, "*rows B"] | None:
-    """What a prompt's last position id is ahead of `lengths`, the number of tokens before it."""
+    """What a prompt's last position id, of a pass's [..., B or 1, <= P], is ahead of `lengths`, the tokens before."""
     return None if position_ids is None else position_ids[..., -1] - lengths
 
 

@@ -60,8 +60,8 @@ class RecurrentScorer(ModelScorer):
         super().__init__(model, capability, hidden_layers)
         if capability == Capability.TREE:
             raise UnsupportedModelError(f"{self.facts.name} keeps a state that mixes siblings: it scores no trees")
-        if prompt is not None and not prompt.ends_in_text(self.facts.model.config):
-            raise UnsupportedModelError(f"{self.facts.name} cannot continue this prompt: a prompt must end in text")
+        if prompt is not None:
+            prompt.check_ends_in_text(self.facts.model.config, self.facts.name)
         self._prompt = prompt
         self.max_positions = None
         self._rows: list[Row] = []

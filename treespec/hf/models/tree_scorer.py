@@ -20,7 +20,7 @@ from treespec.hf.cache.growing import use_growing_layers
 from treespec.hf.cache.slot_cache import SlotCache
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.base import ModelScorer
-from treespec.hf.models.prompt import PromptInputs, ReadPrompt, drop_last_token
+from treespec.hf.models.prompt import PromptInputs, ReadPrompt, drop_last_token, position_offsets
 from treespec.hf.models.selfcheck import largest_difference, root_tolerance
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import ancestor_mask
@@ -233,7 +233,7 @@ class TreeScorer(ModelScorer):
         inputs = prompt.model_inputs(self.facts.model, cache, num_cached)
         with self._rope.apart():
             scores = self._run(self.facts.model, inputs, has_last_logits_only=True)
-        self._read = ReadPrompt.of_pass(inputs.get("position_ids"), mask.sum(1), scores.logits)
+        self._read = ReadPrompt(position_offsets(inputs.get("position_ids"), mask.sum(1)), scores.logits[:, -1])
         self._rope.start(self._read.shifted(mask.sum(1, keepdim=True)))
         drop_last_token(cache, prompt.ids.shape[1], self.facts.name)
         return {layer: states[:, :-1] for layer, states in scores.hidden_states.items()}

@@ -7,13 +7,15 @@ recurrence there (`operators.py`) read the state here, and leave here what a com
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import (
     DynamicLayer,
@@ -26,6 +28,7 @@ from transformers.cache_utils import (
 from treespec.errors import UnsupportedModelError
 from treespec.hf.cache.caches import DummyLayer
 from treespec.hf.cache.growing import GrowingLayer
+from treespec.hf.introspect import ModelFacts
 from treespec.hf.recurrent.nodes import Paths, TreeNodes, along
 
 
@@ -214,6 +217,30 @@ def state_cache(config: PreTrainedConfig) -> Cache:
         for layer, kind in zip(cache.layers, types, strict=True)
     ]
     return cache
+
+
+class OwnStates(ABC):
+    """How the modules of a model that keeps its states elsewhere find them in a cache of `StateLayer`s.
+
+    Attributes:
+        calls: the names that the modules use.
+        is_continued: whether the model's own passes can continue from such a cache.
+        reads_padding: whether padding before a text changes its states, as it does in the model's own passes.
+    """
+
+    calls: frozenset[str]
+    is_continued = reads_padding = False
+
+    def __init__(self, facts: ModelFacts, modules: Sequence[nn.Module]) -> None:
+        self._model, self._modules = facts.model, modules
+
+    def cache(self) -> Cache:
+        """An empty cache."""
+        return state_cache(self._model.config)
+
+    @abstractmethod
+    def running(self, layers: Sequence[StateLayer], tree_pass: TreePass | None) -> AbstractContextManager[None]:
+        """Inside this thread's passes score nodes, or read a prompt (None), from and to these layers."""
 
 
 def _shifted(

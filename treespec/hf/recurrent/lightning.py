@@ -12,24 +12,19 @@ from typing import Any, cast
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Cache
 
-from treespec.hf.introspect import ModelFacts
-from treespec.hf.recurrent.layers import StateLayer, TreePass, state_cache
+from treespec.hf.recurrent.layers import OwnStates, StateLayer, TreePass
 from treespec.hf.recurrent.linear import scan_linear
 from treespec.hf.thread_patches import replaced
 
 
-class LightningStates:
-    """The layers of a MiniMax model, and how they find their states in a cache of `StateLayer`s."""
+class LightningStates(OwnStates):
+    """The layers of a MiniMax model."""
 
     calls = frozenset({"get_linear_cache", "set_linear_cache"})
     is_continued = True
-    reads_padding = False
-
-    def __init__(self, facts: ModelFacts, modules: Sequence[nn.Module]) -> None:
-        self._config, self._modules = facts.model.config, modules
 
     def cache(self) -> Cache:
         """An empty cache, of the kind that the model asks for."""
@@ -37,12 +32,12 @@ class LightningStates:
 
         kind = type("LightningCache", (_ByLayers, MiniMaxCache), {})
         made = kind()
-        made.layers, made.layer_class_to_replicate = state_cache(self._config).layers, None
+        made.layers, made.layer_class_to_replicate = super().cache().layers, None
         return made
 
     @contextmanager
     def running(self, layers: Sequence[StateLayer], tree_pass: TreePass | None) -> Iterator[None]:
-        """Inside this thread's passes score nodes; prompts (None) are read as the model does by itself."""
+        """Prompts are read as the model does by itself."""
         with ExitStack() as stack:
             for module, layer in zip(self._modules, layers, strict=True) if tree_pass else ():
                 stack.enter_context(replaced(module, "forward", partial(_forward, module, layer)))

@@ -12,37 +12,31 @@ from functools import partial
 from typing import Any
 
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Cache
 
 from treespec.errors import UnsupportedModelError
-from treespec.hf.introspect import ModelFacts
 from treespec.hf.recurrent.convolution import tree_convolution
-from treespec.hf.recurrent.layers import StateLayer, TreePass, state_cache
+from treespec.hf.recurrent.layers import OwnStates, StateLayer, TreePass
 from treespec.hf.recurrent.levels import scan_levels
 from treespec.hf.thread_patches import current, replaced
 
 
-class GatedUnitStates:
-    """The recurrent blocks of a RecurrentGemma model, and how they find their states in a cache of `StateLayer`s."""
+class GatedUnitStates(OwnStates):
+    """The recurrent blocks of a RecurrentGemma model."""
 
     calls = frozenset({"conv1d_state", "rg_lru"})
-    is_continued = False
     reads_padding = True
-
-    def __init__(self, facts: ModelFacts, modules: Sequence[nn.Module]) -> None:
-        self._config, self._modules = facts.model.config, modules
 
     def cache(self) -> Cache:
         """An empty cache. Raises `UnsupportedModelError`: transformers' has no layers for these states."""
-        made = state_cache(self._config)
+        made = super().cache()
         if sum(isinstance(layer, StateLayer) for layer in made.layers) != len(self._modules):
-            raise UnsupportedModelError(f"trees of {self._config.model_type} need transformers 5.23 or newer")
+            raise UnsupportedModelError(f"trees of {self._model.config.model_type} need transformers 5.23 or newer")
         return made
 
     @contextmanager
     def running(self, layers: Sequence[StateLayer], tree_pass: TreePass | None) -> Iterator[None]:
-        """Inside this thread's passes score nodes, or read a prompt (None), from and to these layers."""
         with ExitStack() as stack:
             for module, layer in zip(self._modules, layers, strict=True):
                 block: Any = module

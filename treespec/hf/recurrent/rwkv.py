@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Cache
 
-from treespec.hf.introspect import ModelFacts
-from treespec.hf.recurrent.layers import StateLayer, TreePass
+from treespec.hf.recurrent.layers import OwnStates, StateLayer, TreePass
 from treespec.hf.recurrent.levels import scan_levels
 from treespec.hf.recurrent.nodes import TreeNodes, along
 from treespec.hf.thread_patches import current, replaced
@@ -36,27 +35,22 @@ class _Run:
     layer: StateLayer | None = None
 
 
-class WeightedKeyValueStates:
-    """The blocks of an RWKV model, and how they find their states in a cache of `StateLayer`s."""
+class WeightedKeyValueStates(OwnStates):
+    """The blocks of an RWKV model."""
 
     calls = frozenset({"attention", "feed_forward", "ln1", "ln2"})
-    is_continued = False
-    reads_padding = False
-
-    def __init__(self, facts: ModelFacts, modules: Sequence[nn.Module]) -> None:
-        self._base, self._modules = facts.model.base_model, modules
 
     def cache(self) -> Cache:
         return Cache(layers=[StateLayer(2) for _ in self._modules])
 
     @contextmanager
     def running(self, layers: Sequence[StateLayer], tree_pass: TreePass | None) -> Iterator[None]:
-        """Inside this thread's passes score nodes, or read a prompt (None), from and to these layers."""
         run = _Run(None if tree_pass is None else tree_pass.nodes)
-        file: Any = sys.modules[type(self._base).__module__]
+        base = self._model.base_model
+        file: Any = sys.modules[type(base).__module__]
         with ExitStack() as stack:
-            stateless = partial(_stateless, current(self._base, "forward"))
-            stack.enter_context(replaced(self._base, "forward", stateless))
+            stateless = partial(_stateless, current(base, "forward"))
+            stack.enter_context(replaced(base, "forward", stateless))
             own = current(file, "rwkv_linear_attention")
             recurrence = partial(_recurrence, run, own, file.rwkv_linear_attention_cpu)
             stack.enter_context(replaced(file, "rwkv_linear_attention", recurrence))

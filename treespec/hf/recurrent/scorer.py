@@ -12,7 +12,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import Cache, PreTrainedConfig, PreTrainedModel
 
-from treespec.errors import UnsupportedModelError
 from treespec.hf.attention.mask import AttentionLayout, CachedSlots, TreeAttention, attention_layout
 from treespec.hf.cache.growing import GrowingLayer
 from treespec.hf.introspect import ModelFacts, model_facts, uncompiled
@@ -65,8 +64,8 @@ class StateScorer(TreeScorer):
         max_cache_len: None = None,
     ) -> None:
         facts = uncompiled(model_facts(model))
-        if prompt is not None and not prompt.ends_in_text(facts.model.config):
-            raise UnsupportedModelError(f"{facts.name} cannot continue this prompt: a prompt must end in text")
+        if prompt is not None:
+            prompt.check_ends_in_text(facts.model.config, facts.name)
         super().__init__(facts, hidden_layers=hidden_layers, prompt=prompt, max_cache_len=max_cache_len)
         self._own = own_states(facts)
         self._takes_steps, self._step = self._own is None, None

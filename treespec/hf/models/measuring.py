@@ -1,18 +1,20 @@
-"""What measurements of a model hold for: its modules, where they are, and the machine."""
+"""Measurements of a model: the time of a pass, and what they hold for: its modules, where they are, and the machine."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections import Counter
 from typing import Any
 
 import torch
-from torch import nn
 
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.machine import processor
 from treespec.hf.weights import local_part, own_forward
+from treespec.protocols import Capability, CausalScorer
+from treespec.tree import ROOT_PARENT
 
 FORMAT = 6
 """The format of what is kept; others are measured again."""
@@ -21,7 +23,11 @@ FORMAT = 6
 def machine_key(facts: ModelFacts) -> str:
     """A digest of all that a measurement depends on."""
     kinds = Counter(
-        (type(module).__name__, _forward_kind(module), *(tuple(local_part(w).shape) for w in own))
+        (
+            type(module).__name__,
+            type(vars(module).get(own_forward(module))).__name__,
+            *(tuple(local_part(w).shape) for w in own),
+        )
         for module in facts.modules.values()
         if (own := [weight for weight in module._parameters.values() if weight is not None])
     )
@@ -41,10 +47,19 @@ def machine_key(facts: ModelFacts) -> str:
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
 
-def _forward_kind(module: nn.Module) -> str:
-    return type(vars(module).get(own_forward(module))).__name__
-
-
 def _device_name(device: torch.device) -> str:
     backend: Any = getattr(torch, device.type, None)
     return backend.get_device_name(device) if hasattr(backend, "get_device_name") else ""
+
+
+def time_pass(scorer: CausalScorer, num_nodes: int) -> float:
+    """Seconds of a pass of one row over a tree of this many nodes, none of which stays in the cache."""
+    is_tree = scorer.capability == Capability.TREE
+    parents = [[ROOT_PARENT, *((node - 1) // 2 if is_tree else node - 1 for node in range(1, num_nodes))]]
+    tokens = torch.ones(1, num_nodes, dtype=torch.int64, device="cpu")  # On the host, as trees are.
+    start = time.perf_counter()
+    logits = scorer.extend(tokens, torch.tensor(parents, device="cpu")).logits
+    logits[0, -1, 0].item()  # Wait for the device.
+    seconds = time.perf_counter() - start
+    scorer.commit([()])
+    return seconds
