@@ -63,8 +63,7 @@ def write_texts(
     about = {"model": fingerprint(model), "turns": turns, "prompts": _digest(given), "openings": _digest(opened)}
     settings = json.dumps(asdict(writing) | about)
     folder.mkdir(parents=True, exist_ok=True)
-    shards: list[Texts] = []
-    size = writing.batch_size
+    shards, size = list[Texts](), writing.batch_size
     with packed(model, size):
         while len(shards) * size < len(given) if num_tokens is None else _num_tokens(shards) < num_tokens:
             number, path = len(shards), folder / f"text-{len(shards):05d}.safetensors"
