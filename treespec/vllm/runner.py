@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -75,9 +75,13 @@ class TreeRunner:
             self._drafting = Drafting(self._tree_options, *sizes, self._head, self.device.type == "cpu")
 
     def _prepare_inputs(self: Any, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
-        """vLLM's; then positions and slots of nodes in scratch segments are replaced."""
+        """vLLM's; then the step's trees are laid out."""
         result = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # pyright: ignore[reportAttributeAccessIssue]
-        counts, drafted = num_scheduled_tokens.astype(np.int64), scheduler_output.scheduled_spec_decode_tokens
+        self._lay_out(scheduler_output.scheduled_spec_decode_tokens, num_scheduled_tokens.astype(np.int64))
+        return result
+
+    def _lay_out(self: Any, drafted: Mapping[str, Sequence[int]], counts: np.ndarray) -> None:
+        """Replace positions and slots of nodes in scratch segments; see `lay_out`."""
         self._step = lay_out(self.input_batch, drafted, counts, self._drafts, self._scratch)
         plan = self._step.plan
         if plan is not None and plan.has_segments:
@@ -87,7 +91,6 @@ class TreeRunner:
             slot_mapping[tokens] = slots.to(slot_mapping.dtype)
             copies, rewrites = (torch.from_numpy(pair).to(self.device) for pair in (plan.block_copies, plan.rewrites))
             self._set_segments(PassSegments(plan, int(counts.sum()), copies, rewrites))
-        return result
 
     def _set_segments(self: Any, segments: PassSegments | None) -> None:
         """Give the attention of the next pass its segments."""
