@@ -23,10 +23,10 @@ from treespec.vllm.plugin import options_of
 from treespec.vllm.scheduler import num_scratch_blocks
 from treespec.vllm.scores import Outputs
 from treespec.vllm.segments import scratch_blocks, without_room
-from treespec.vllm.stats import ServingStats
+from treespec.vllm.stats import ServingStats, logger
 from treespec.vllm.step import StepVerifier, gather_output
 from treespec.vllm.streams import Streams
-from treespec.vllm.supported import check_backends, check_cache
+from treespec.vllm.supported import check_backends, check_cache, refuse, why_chains
 
 
 class TreeRunner:
@@ -63,10 +63,16 @@ class TreeRunner:
     def initialize_kv_cache(self: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """vLLM's; then the last blocks are the scratch blocks."""
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
-        check_cache(self.kv_cache_config, self._kernel_block_sizes)
-        check_backends(group.backend for groups in self.attn_groups for group in groups)
+        why = why_chains(self.vllm_config, self.kv_cache_config)
+        self._drafts_chains = why is not None
+        if self._drafts_chains:
+            logger.warning("treespec drafts chains, the first of each tree, as %s", why)
+            refuse(self._head is not None, f"a head where chains are drafted, as {why}")
+        else:
+            check_cache(self.kv_cache_config, self._kernel_block_sizes)
+            check_backends(group.backend for groups in self.attn_groups for group in groups)
         num_blocks = self.kv_cache_config.num_blocks
-        num_scratch = num_scratch_blocks(self.vllm_config, num_blocks)
+        num_scratch = num_scratch_blocks(self.vllm_config, self.kv_cache_config)
         self._scratch = np.arange(num_blocks - num_scratch, num_blocks)
         if self._head is not None:
             self._head.pages = FeaturePages(num_blocks, self._kernel_block_sizes[0], self._head.head)
@@ -212,8 +218,8 @@ class TreeRunner:
         """Trees that find their scratch blocks, and how many each of them takes."""
         tables = self.input_batch.block_table[0].get_numpy_array()
         trees = self._drafting.propose(rows, tables)
-        if self._masks_chains:
-            trees = first_chains(trees, [self._has_grammar(row.request) for row in rows])
+        if self._drafts_chains or self._masks_chains:
+            trees = first_chains(trees, [self._drafts_chains or self._has_grammar(row.request) for row in rows])
         if self._drafting.control is not None:
             trees = self._drafting.control.trim(trees)
         trees = first_nodes(trees, self._tree_options.num_speculative_tokens + 1)
@@ -226,6 +232,8 @@ class TreeRunner:
 
     def _needed_blocks(self: Any, trees: TreeBatch, rows: Sequence[ServedRow]) -> np.ndarray:
         """Scratch blocks by row; of sampled children what the worst shape takes, see `without_room`."""
+        if self._drafts_chains:
+            return np.zeros(len(rows), dtype=np.int64)
         size, most = self.input_batch.block_table[0].block_size, self._tree_options.num_speculative_tokens
         if trees.draft_probs is not None:
             return np.where(trees.num_nodes.numpy() > 1, most * (most // size + 2), 0)
