@@ -101,7 +101,7 @@ class TreeSpeculator(BaseSpeculator):
         """Draft tokens [B, K], `NO_TOKEN` after them; see `BaseSpeculator.propose`."""
         batch, _, _, hidden, states, num_sampled, *_ = args
         table = torch.full((batch.num_reqs, self._runner.num_speculative_steps), NO_TOKEN, device=hidden.device)
-        if not dummy_run:
+        if not dummy_run and kwargs.get("num_speculative_tokens") != 0:
             for row, tokens in enumerate(self._runner.draft(batch, hidden, states, num_sampled.tolist())):
                 table[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
         return table
@@ -173,7 +173,10 @@ class TreeModelRunner(TreeRunner, CPUModelRunner):
         tables, slots = super().prepare_attn(input_batch)
         counts, drafted = input_batch.num_scheduled_tokens.astype(np.int64), input_batch.num_draft_tokens_per_req
         is_read = input_batch.num_computed_tokens_np + counts < input_batch.prefill_len_np
-        self.input_batch = BatchView(self, input_batch, tables[0], slots[0])
+        self.input_batch, self._proposed = (
+            BatchView(self, input_batch, tables[0], slots[0]),
+            [[]] * input_batch.num_reqs,
+        )
         self.discard_request_mask = SimpleNamespace(np=is_read)
         tokens, ends = input_batch.input_ids.tolist(), np.cumsum(counts).tolist()
         rows = zip(input_batch.req_ids, ends, [0] * len(ends) if drafted is None else drafted.tolist(), strict=True)

@@ -22,7 +22,8 @@ class Pretended:
         self.device, self.attn_groups, self._kernel_block_sizes, self._head = torch.device(device), [], [32], None
         group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=32))
         self.kv_cache_config = SimpleNamespace(num_blocks=10, kv_cache_groups=[group])
-        self.model_config = SimpleNamespace(get_vocab_size=lambda: 8, seed=0, max_model_len=64)
+        kinds = {"is_hybrid": False, "use_mla": False}
+        self.model_config = SimpleNamespace(get_vocab_size=lambda: 8, seed=0, max_model_len=64, **kinds)
         self.vllm_config = SimpleNamespace(
             speculative_config=SimpleNamespace(num_speculative_tokens=15),
             scheduler_config=SimpleNamespace(max_num_seqs=4),
