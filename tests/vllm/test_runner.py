@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("vllm.config")
 
+from treespec.errors import UnsupportedModeError
 from treespec.vllm import Options, runner
 from treespec.vllm.runner import TreeRunner
 
@@ -51,3 +52,15 @@ def test_on_an_accelerator_sixteen_tokens_are_expected_to_take_hardly_longer_tha
         one, sixteen = made._drafting.control._learned.passes.predict(np.array([1.0, 16.0]))
         costs[device] = sixteen / one
     assert costs["cuda"] < 1.2 < costs["cpu"]
+
+
+def test_several_groups_of_caches_get_chains_and_no_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "get_tp_group", lambda: SimpleNamespace(is_first_rank=True))
+    made: Any = PretendedWithTrees("cpu")
+    made.kv_cache_config.kv_cache_groups *= 2
+    made.initialize_kv_cache(None)
+    assert made._drafts_chains
+    assert len(made._scratch) == 0
+    made._head = object()
+    with pytest.raises(UnsupportedModeError, match="2 groups of KV caches: leave head out"):
+        made.initialize_kv_cache(None)

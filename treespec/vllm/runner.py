@@ -67,7 +67,7 @@ class TreeRunner:
         self._drafts_chains = why is not None
         if self._drafts_chains:
             logger.warning("treespec drafts chains, the first of each tree, as %s", why)
-            refuse(self._head is not None, f"a head where chains are drafted, as {why}")
+            refuse(self._head is not None, f"a head here, as {why}: leave head out")
         else:
             check_cache(self.kv_cache_config, self._kernel_block_sizes)
             check_backends(group.backend for groups in self.attn_groups for group in groups)
