@@ -232,10 +232,8 @@ class TreeRunner:
 
     def _needed_blocks(self: Any, trees: TreeBatch, rows: Sequence[ServedRow]) -> np.ndarray:
         """Scratch blocks by row; of sampled children what the worst shape takes, see `without_room`."""
-        if self._drafts_chains:
-            return np.zeros(len(rows), dtype=np.int64)
         size, most = self.input_batch.block_table[0].block_size, self._tree_options.num_speculative_tokens
-        if trees.draft_probs is not None:
+        if trees.draft_probs is not None and not self._drafts_chains:
             return np.where(trees.num_nodes.numpy() > 1, most * (most // size + 2), 0)
         positions = self.input_batch.num_tokens_no_spec[[row.tree_row for row in rows]].astype(np.int64) - 1
         return scratch_blocks(trees.parents.numpy(), trees.depths.numpy(), positions, size)
