@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.engines.churn import ENGINE, TREES, VOCAB, random_requests, run_part
 from helpers.engines.engine import ENVIRONMENT, SMALL, run_jobs
-from helpers.engines.models import tiny_gemma3, tiny_llama
+from helpers.engines.models import tiny_gemma3, tiny_gpt_oss, tiny_llama
 
 pytest.importorskip("vllm.config")
 pytestmark = pytest.mark.slow
@@ -58,9 +59,18 @@ def test_layers_with_and_without_a_window_share_their_blocks(tmp_path: Path) -> 
     trees = run_jobs({**engine, "num_gpu_blocks_override": 60, "speculative_config": {**TREES, "tree": 8}}, jobs)
     assert trees["churn"]["outputs"] == plain["churn"]["outputs"]
     assert trees["stats"]["num_trees"] > 10
+
+
+@pytest.mark.parametrize("make", [tiny_gemma3, tiny_gpt_oss])
+def test_several_groups_of_caches_serve_chains(tmp_path: Path, make: Callable[[Path, int], object]) -> None:
+    make(tmp_path, VOCAB)
+    engine = {**ENGINE, "model": str(tmp_path), "num_gpu_blocks_override": 40}
+    jobs = {"churn": {"churn": random_requests(60, VOCAB, seed=2), "has_aborts": False}}
     asked = {"speculative_config": TREES, "disable_hybrid_kv_cache_manager": False}
-    with pytest.raises(RuntimeError, match="--disable-hybrid-kv-cache-manager"):
-        run_jobs({**engine, **asked}, jobs)
+    chains = run_jobs({**engine, **asked}, jobs)
+    assert chains["churn"] == {**run_jobs(engine, jobs)["churn"], "drafts": 0}
+    assert chains["stats"]["num_trees"] == 0
+    assert chains["stats"]["num_accepted_tokens"] > 10
 
 
 def test_a_compiled_model_decodes_as_plain_vllms(tmp_path: Path) -> None:

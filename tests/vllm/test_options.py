@@ -192,6 +192,23 @@ def test_the_check_of_parameters_is_replaced_where_the_method_is_used(
     monkeypatch.setattr(SamplingParams, "_validate_spec_decode", original)
     plugin._with_trees(lambda args: "other", engine_args(speculative_config={"method": "ngram"}))
     assert (SamplingParams._validate_spec_decode, checked) == (original, [])
-    assert plugin._with_trees(lambda args: "made", engine_args(speculative_config=config)) == "made"
+    made = SimpleNamespace(model_config=SimpleNamespace(is_hybrid=False))
+    assert plugin._with_trees(lambda args: made, engine_args(speculative_config=config)) is made
     assert hasattr(SamplingParams._validate_spec_decode, "is_treespec")
-    assert checked == ["made"]
+    assert checked == [made]
+
+
+@pytest.mark.parametrize("asked", [None, True])
+def test_recurrent_layers_keep_the_manager_that_they_need(asked: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm.config")
+    from vllm import SamplingParams
+
+    from treespec.vllm import supported
+
+    monkeypatch.setattr(supported, "check_config", lambda config: None)
+    monkeypatch.setattr(SamplingParams, "_validate_spec_decode", SamplingParams._validate_spec_decode)
+    scheduler = SimpleNamespace(disable_hybrid_kv_cache_manager=True)
+    made = SimpleNamespace(model_config=SimpleNamespace(is_hybrid=True), scheduler_config=scheduler)
+    args = engine_args(speculative_config=dict(TREES), disable_hybrid_kv_cache_manager=asked)
+    plugin._with_trees(lambda args: made, args)
+    assert scheduler.disable_hybrid_kv_cache_manager is bool(asked)

@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("vllm.config")
 
+from treespec.errors import UnsupportedModeError
 from treespec.vllm import Options, runner
 from treespec.vllm.runner import TreeRunner
 
@@ -22,7 +23,8 @@ class Pretended:
         self.device, self.attn_groups, self._kernel_block_sizes, self._head = torch.device(device), [], [32], None
         group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=32))
         self.kv_cache_config = SimpleNamespace(num_blocks=10, kv_cache_groups=[group])
-        self.model_config = SimpleNamespace(get_vocab_size=lambda: 8, seed=0, max_model_len=64)
+        kinds = {"is_hybrid": False, "use_mla": False}
+        self.model_config = SimpleNamespace(get_vocab_size=lambda: 8, seed=0, max_model_len=64, **kinds)
         self.vllm_config = SimpleNamespace(
             speculative_config=SimpleNamespace(num_speculative_tokens=15),
             scheduler_config=SimpleNamespace(max_num_seqs=4),
@@ -50,3 +52,15 @@ def test_on_an_accelerator_sixteen_tokens_are_expected_to_take_hardly_longer_tha
         one, sixteen = made._drafting.control._learned.passes.predict(np.array([1.0, 16.0]))
         costs[device] = sixteen / one
     assert costs["cuda"] < 1.2 < costs["cpu"]
+
+
+def test_several_groups_of_caches_get_chains_and_no_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "get_tp_group", lambda: SimpleNamespace(is_first_rank=True))
+    made: Any = PretendedWithTrees("cpu")
+    made.kv_cache_config.kv_cache_groups *= 2
+    made.initialize_kv_cache(None)
+    assert made._drafts_chains
+    assert len(made._scratch) == 0
+    made._head = object()
+    with pytest.raises(UnsupportedModeError, match="2 groups of KV caches: leave head out"):
+        made.initialize_kv_cache(None)

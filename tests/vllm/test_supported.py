@@ -29,6 +29,7 @@ from treespec.vllm.supported import (
     check_cache,
     check_config,
     check_params,
+    why_chains,
 )
 from treespec.vllm.touched import TOUCHED, check_version, missing
 from treespec.vllm.worker import check_classes
@@ -78,8 +79,8 @@ def test_this_vllm_and_a_plain_configuration_are_served() -> None:
         ({"kv_transfer_config": object()}, "KV connectors"),
         ({"model_config__uses_mrope": True}, "M-RoPE"),
         ({"model_config__is_encoder_decoder": True}, "encoder-decoder"),
-        ({"model_config__use_mla": True}, "MLA"),
-        ({"model_config__is_hybrid": True}, "recurrent layers"),
+        ({"model_config__use_mla": True}, r"\(MLA\) on CPUs"),
+        ({"model_config__is_hybrid": True}, "recurrent layers .* on CPUs"),
         ({"model_config__logprobs_mode": "processed_logprobs"}, "raw_logprobs"),
         *(
             ({"compilation_config__cudagraph_mode": mode}, rf"\({mode.name}\).* write --compilation-config '{{\"cudag")
@@ -118,17 +119,18 @@ def test_our_worker_alone_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "num_scratch"),
-    [(1000, 120), (400, 100), (40, 7), (33, 0), (3, 0)],  # The longest request takes 32 blocks.
+    ("num_blocks", "num_groups", "num_scratch"),
+    [(1000, 1, 120), (400, 1, 100), (40, 1, 7), (33, 1, 0), (3, 1, 0), (1000, 2, 0)],  # The longest takes 32 blocks.
 )
-def test_scratch_blocks_leave_room_for_the_longest_request(num_blocks: int, num_scratch: int) -> None:
+def test_scratch_blocks_leave_room_for_the_longest_request(num_blocks: int, num_groups: int, num_scratch: int) -> None:
     parts = {
         "speculative_config": SimpleNamespace(num_speculative_tokens=15),
         "scheduler_config": SimpleNamespace(max_num_seqs=4),
-        "model_config": SimpleNamespace(max_model_len=1000),
+        "model_config": SimpleNamespace(max_model_len=1000, is_hybrid=False, use_mla=False),
         "cache_config": SimpleNamespace(block_size=32),
     }
-    assert num_scratch_blocks(SimpleNamespace(**parts), num_blocks) == num_scratch  # pyright: ignore[reportArgumentType]
+    cache = SimpleNamespace(num_blocks=num_blocks, kv_cache_groups=[None] * num_groups)
+    assert num_scratch_blocks(SimpleNamespace(**parts), cache) == num_scratch  # pyright: ignore[reportArgumentType]
 
 
 def test_the_installed_vllm_has_all_that_is_relied_on() -> None:
@@ -176,13 +178,25 @@ def test_what_is_missing_is_named(path: str) -> None:
     assert missing({path: [changed]}) == [f"{path}.{changed}"]
 
 
-def test_caches_of_several_groups_or_split_blocks_are_refused() -> None:
+def test_caches_of_split_blocks_are_refused() -> None:
     group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=32))
     check_cache(SimpleNamespace(kv_cache_groups=[group]), [32])
-    with pytest.raises(UnsupportedModeError, match=r"several groups of KV caches: .*--disable-hybrid-kv-cache-manager"):
-        check_cache(SimpleNamespace(kv_cache_groups=[group, group]), [32, 32])
     with pytest.raises(UnsupportedModeError, match="splits"):
         check_cache(SimpleNamespace(kv_cache_groups=[group]), [16])
+
+
+@pytest.mark.parametrize(
+    ("change", "num_groups", "message"),
+    [
+        ({}, 1, None),
+        ({}, 2, "2 groups"),
+        ({"model_config__is_hybrid": True}, 2, "one state per request"),
+        ({"model_config__use_mla": True}, 1, "latent attention"),
+    ],
+)
+def test_caches_that_serve_chains_only(change: dict[str, Any], num_groups: int, message: str | None) -> None:
+    why = why_chains(config(**change), SimpleNamespace(kv_cache_groups=[None] * num_groups))  # pyright: ignore[reportArgumentType]
+    assert why is None if message is None else message in str(why)
 
 
 def test_attention_backends_without_segments_are_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -202,10 +202,9 @@ def make_drafter(options: Options, head: ServedHead | None = None) -> ServingDra
 
 
 def _import(path: str) -> Callable[[], object]:
-    module, _, name = path.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        return pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"drafter {path!r} cannot be imported: {error}") from error
 
 

@@ -113,6 +113,7 @@ def _wrap(owner: type, name: str, wrapper: Any) -> None:
 def _with_trees(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     from vllm.platforms import current_platform
 
+    is_open = self.disable_hybrid_kv_cache_manager is None
     configure(self, current_platform.is_cpu())
     if not isinstance(self.speculative_config, dict) or self.speculative_config.get("model") != PROPOSER:
         return original(self, *args, **kwargs)
@@ -122,6 +123,8 @@ def _with_trees(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
     _wrap(SamplingParams, "_validate_spec_decode", _with_served_params)
     config = original(self, *args, **kwargs)
+    if is_open and config.model_config.is_hybrid:  # Only now is the model known: recurrent layers need the manager.
+        config.scheduler_config.disable_hybrid_kv_cache_manager = False
     check_config(config)
     return config
 

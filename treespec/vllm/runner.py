@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -23,10 +23,10 @@ from treespec.vllm.plugin import options_of
 from treespec.vllm.scheduler import num_scratch_blocks
 from treespec.vllm.scores import Outputs
 from treespec.vllm.segments import scratch_blocks, without_room
-from treespec.vllm.stats import ServingStats
+from treespec.vllm.stats import ServingStats, logger
 from treespec.vllm.step import StepVerifier, gather_output
 from treespec.vllm.streams import Streams
-from treespec.vllm.supported import check_backends, check_cache
+from treespec.vllm.supported import check_backends, check_cache, refuse, why_chains
 
 
 class TreeRunner:
@@ -63,10 +63,16 @@ class TreeRunner:
     def initialize_kv_cache(self: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """vLLM's; then the last blocks are the scratch blocks."""
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
-        check_cache(self.kv_cache_config, self._kernel_block_sizes)
-        check_backends(group.backend for groups in self.attn_groups for group in groups)
+        why = why_chains(self.vllm_config, self.kv_cache_config)
+        self._drafts_chains = why is not None
+        if self._drafts_chains:
+            logger.warning("treespec drafts chains, the first of each tree, as %s", why)
+            refuse(self._head is not None, f"a head here, as {why}: leave head out")
+        else:
+            check_cache(self.kv_cache_config, self._kernel_block_sizes)
+            check_backends(group.backend for groups in self.attn_groups for group in groups)
         num_blocks = self.kv_cache_config.num_blocks
-        num_scratch = num_scratch_blocks(self.vllm_config, num_blocks)
+        num_scratch = num_scratch_blocks(self.vllm_config, self.kv_cache_config)
         self._scratch = np.arange(num_blocks - num_scratch, num_blocks)
         if self._head is not None:
             self._head.pages = FeaturePages(num_blocks, self._kernel_block_sizes[0], self._head.head)
@@ -75,9 +81,13 @@ class TreeRunner:
             self._drafting = Drafting(self._tree_options, *sizes, self._head, self.device.type == "cpu")
 
     def _prepare_inputs(self: Any, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
-        """vLLM's; then positions and slots of nodes in scratch segments are replaced."""
+        """vLLM's; then the step's trees are laid out."""
         result = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # pyright: ignore[reportAttributeAccessIssue]
-        counts, drafted = num_scheduled_tokens.astype(np.int64), scheduler_output.scheduled_spec_decode_tokens
+        self._lay_out(scheduler_output.scheduled_spec_decode_tokens, num_scheduled_tokens.astype(np.int64))
+        return result
+
+    def _lay_out(self: Any, drafted: Mapping[str, Sequence[int]], counts: np.ndarray) -> None:
+        """Replace positions and slots of nodes in scratch segments; see `lay_out`."""
         self._step = lay_out(self.input_batch, drafted, counts, self._drafts, self._scratch)
         plan = self._step.plan
         if plan is not None and plan.has_segments:
@@ -87,7 +97,6 @@ class TreeRunner:
             slot_mapping[tokens] = slots.to(slot_mapping.dtype)
             copies, rewrites = (torch.from_numpy(pair).to(self.device) for pair in (plan.block_copies, plan.rewrites))
             self._set_segments(PassSegments(plan, int(counts.sum()), copies, rewrites))
-        return result
 
     def _set_segments(self: Any, segments: PassSegments | None) -> None:
         """Give the attention of the next pass its segments."""
@@ -209,8 +218,8 @@ class TreeRunner:
         """Trees that find their scratch blocks, and how many each of them takes."""
         tables = self.input_batch.block_table[0].get_numpy_array()
         trees = self._drafting.propose(rows, tables)
-        if self._masks_chains:
-            trees = first_chains(trees, [self._has_grammar(row.request) for row in rows])
+        if self._drafts_chains or self._masks_chains:
+            trees = first_chains(trees, [self._drafts_chains or self._has_grammar(row.request) for row in rows])
         if self._drafting.control is not None:
             trees = self._drafting.control.trim(trees)
         trees = first_nodes(trees, self._tree_options.num_speculative_tokens + 1)
@@ -224,7 +233,7 @@ class TreeRunner:
     def _needed_blocks(self: Any, trees: TreeBatch, rows: Sequence[ServedRow]) -> np.ndarray:
         """Scratch blocks by row; of sampled children what the worst shape takes, see `without_room`."""
         size, most = self.input_batch.block_table[0].block_size, self._tree_options.num_speculative_tokens
-        if trees.draft_probs is not None:
+        if trees.draft_probs is not None and not self._drafts_chains:
             return np.where(trees.num_nodes.numpy() > 1, most * (most // size + 2), 0)
         positions = self.input_batch.num_tokens_no_spec[[row.tree_row for row in rows]].astype(np.int64) - 1
         return scratch_blocks(trees.parents.numpy(), trees.depths.numpy(), positions, size)

@@ -9,6 +9,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from treespec.vllm.drafts import NO_TOKEN
 from treespec.vllm.grammars import allowed_nodes
+from treespec.vllm.supported import why_chains
 
 MOST_TREES = 16
 """Full trees for which there are scratch blocks; when they are used up, trees become chains."""
@@ -22,8 +23,8 @@ class TreeScheduler(Scheduler):
     """Never hands out the last blocks of the cache: they are the workers' scratch blocks."""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: Any, **kwargs: Any) -> None:
-        num_blocks = kv_cache_config.num_blocks
-        kept = replace(kv_cache_config, num_blocks=num_blocks - num_scratch_blocks(vllm_config, num_blocks))
+        num_scratch = num_scratch_blocks(vllm_config, kv_cache_config)
+        kept = replace(kv_cache_config, num_blocks=kv_cache_config.num_blocks - num_scratch)
         super().__init__(vllm_config=vllm_config, kv_cache_config=kept, **kwargs)
         if self.dynamic_sd_lookup is None:
             # Otherwise requests that join with one token are padded to full drafts, for the sake of full CUDA graphs.
@@ -65,12 +66,15 @@ class TreeScheduler(Scheduler):
             first += 1 + len(tokens)
 
 
-def num_scratch_blocks(config: VllmConfig, num_blocks: int) -> int:
+def num_scratch_blocks(config: VllmConfig, kv_cache_config: Any) -> int:
     """Two blocks per draft token of `MOST_TREES` requests: a short segment crosses at most one border of blocks.
 
-    Fewer where a request of `max_model_len` needs the blocks: without them it would wait forever.
+    Fewer where a request of `max_model_len` needs the blocks: without them it would wait forever. None for chains.
     """
+    if why_chains(config, kv_cache_config):
+        return 0
     assert config.speculative_config is not None
+    num_blocks = kv_cache_config.num_blocks
     trees = min(config.scheduler_config.max_num_seqs, MOST_TREES)
     wanted = min(2 * config.speculative_config.num_speculative_tokens * trees, num_blocks // SHARE)
     longest = -(-config.model_config.max_model_len // config.cache_config.block_size)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.platforms import current_platform
 
 from treespec.errors import UnsupportedModeError
 
@@ -24,11 +25,11 @@ def check_config(config: VllmConfig) -> None:
         "KV connectors: leave kv_transfer_config out": config.kv_transfer_config is not None,
         "models with M-RoPE": model.uses_mrope,
         "encoder-decoder models": model.is_encoder_decoder,
-        "models with multi-head latent attention (MLA)": model.use_mla,
-        "models with recurrent layers (Mamba, gated delta nets), whose states follow chains only": model.is_hybrid,
         "chunked local attention (Llama 4)": model.attention_chunk_size is not None,
         "reference sliding window attention": model.rswa_window is not None,
         "fast prefill of shared caches: leave kv_sharing_fast_prefill out": config.cache_config.kv_sharing_fast_prefill,
+        "recurrent layers (Mamba, gated delta nets) and multi-head latent attention (MLA) on CPUs, where vLLM's own "
+        "n-gram drafts change its output, too": current_platform.is_cpu() and (model.is_hybrid or model.use_mla),
         f"full CUDA graphs ({compilation.cudagraph_mode.name}), as trees change their shape from step to step: write "
         '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\', or leave cudagraph_mode out': (
             compilation.cudagraph_mode.has_full_cudagraphs()
@@ -43,12 +44,19 @@ def check_config(config: VllmConfig) -> None:
         refuse(is_refused, what)
 
 
+def why_chains(config: VllmConfig, kv_cache_config: Any) -> str | None:
+    """Why vLLM's own caches serve chains only, whose states and blocks it keeps itself; None where they serve trees."""
+    num_groups = len(kv_cache_config.kv_cache_groups)
+    if config.model_config.is_hybrid:
+        return "recurrent layers have one state per request (the output was never compared with plain vLLM's)"
+    if config.model_config.use_mla:
+        return "latent attention (MLA) knows no segments (the output was never compared with plain vLLM's)"
+    return f"there are {num_groups} groups of KV caches" if num_groups > 1 else None
+
+
 def check_cache(kv_cache_config: Any, kernel_block_sizes: list[int]) -> None:
-    """Raises `UnsupportedModeError`: a cache of several groups, or of split blocks."""
-    groups = kv_cache_config.kv_cache_groups
-    hint = "where layers have windows set disable_hybrid_kv_cache_manager=True (--disable-hybrid-kv-cache-manager)"
-    refuse(len(groups) != 1, f"several groups of KV caches: {hint}")
-    size = groups[0].kv_cache_spec.block_size
+    """Raises `UnsupportedModeError`: split blocks."""
+    size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
     refuse(kernel_block_sizes != [size], f"blocks of {size} that the attention kernel splits into {kernel_block_sizes}")
 
 

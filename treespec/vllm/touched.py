@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import logging
+import pkgutil
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -37,10 +37,8 @@ def missing(table: Mapping[str, Sequence[str]] = TOUCHED) -> list[str]:
     """What of the table the installed vLLM has not, or has with other parameters, as the table names it."""
     found = []
     for path, names in table.items():
-        module, _, owner_name = path.partition(":")
         try:
-            owner: Any = importlib.import_module(module)
-            owner = getattr(owner, owner_name) if owner_name else owner
+            owner: Any = pkgutil.resolve_name(path)
         except (ImportError, AttributeError):
             found.append(path)
             continue

@@ -107,7 +107,8 @@ def _left(engine: Any) -> dict[str, Any]:
     core = engine.engine_core.engine_core
     pool, runner = core.scheduler.kv_cache_manager.block_pool, core.model_executor.driver_worker.worker.model_runner
     engine.step()
-    found = {"blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(), "requests": len(runner.requests)}
+    requests = runner.requests if hasattr(runner, "requests") else runner.req_states.req_id_to_index
+    found = {"blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(), "requests": len(requests)}
     if hasattr(runner, "_drafts"):
-        found["drafts"] = len([name for name in runner._drafts if name in runner.requests])
+        found["drafts"] = len([name for name in runner._drafts if name in requests])
     return found

@@ -21,6 +21,7 @@ import traceback
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.vllm import ENVIRONMENT, MODEL
@@ -36,8 +37,10 @@ SMALL = {
     "disable_log_stats": False,
 }
 """Engine arguments of every test."""
+NEXT_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
 IMPORTED = ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner")
 """What a small engine imports before it starts."""
+OWN_METHODS = ("ngram",)
 PROMPTS = [
     "Count from one to ten in words, then from one to ten in words again.",
     "The tree stands by the river. The tree stands by the river. The tree",
@@ -55,6 +58,7 @@ def run_jobs(
     seconds: float = 1200,
     more: Mapping[str, str] | None = None,
     planted: str | None = None,
+    is_next: bool = False,
 ) -> dict[str, Any]:
     """By job the requests' results; under "stats" and "metrics" treespec's and vLLM's counts, by job in "counts".
 
@@ -68,13 +72,14 @@ def run_jobs(
         seconds: after so many the engine is killed.
         more: variables of the environment.
         planted: the name of one of the `planted_bugs` that the engine runs with.
+        is_next: in vLLM's V2 runner, whose kernels Triton's interpreter runs.
 
     Raises `RuntimeError`: the engine failed; the end of what it wrote.
     """
     with tempfile.TemporaryDirectory() as folder:
         asked, answered, errors = (Path(folder) / name for name in ("asked.json", "answers.json", "errors"))
         asked.write_text(json.dumps({"engine": {**SMALL, **engine}, "jobs": jobs, "planted": planted}))
-        parent = _parent()
+        parent = _parent(is_next)
         assert parent.stdin is not None
         assert parent.stdout is not None
         print(json.dumps([str(asked), str(answered), str(errors), dict(more or {})]), file=parent.stdin, flush=True)
@@ -90,12 +95,12 @@ def run_jobs(
 
 
 @functools.cache
-def _parent() -> subprocess.Popen[str]:
+def _parent(is_next: bool) -> subprocess.Popen[str]:
     """The process that has imported vLLM, which takes several times as long as the start of a small engine."""
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "examples")))
     return subprocess.Popen(
         [sys.executable, "-c", "from helpers.engines.engine import serve_all; serve_all()"],
-        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path},
+        env={**os.environ, **ENVIRONMENT, **(NEXT_RUNNER if is_next else {}), "PYTHONPATH": path},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -104,6 +109,9 @@ def _parent() -> subprocess.Popen[str]:
 
 def serve_all() -> None:
     """The parent of all engines: one child per line of its input, whose process id and status it prints."""
+    if "TRITON_INTERPRET" in os.environ:  # vLLM for CPUs looks for a compiler for CPUs, which Triton's wheel lacks.
+        backends = importlib.import_module("triton.backends").backends
+        backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
     for module in IMPORTED:  # None of them starts a thread, which a child would lack.
         importlib.import_module(module)
     for line in sys.stdin:
@@ -141,13 +149,19 @@ def _answers(engine: Mapping[str, Any], jobs: Mapping[str, Any], planted: str | 
     for name, job in jobs.items():
         answers[name] = _run(llm, job)
         answers["metrics"] = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
-        if "speculative_config" in engine:
+        if has_trees(engine):
             answers["stats"], *answers["other ranks"] = llm.collective_rpc("tree_stats")
         counts = {**answers["metrics"], **answers.get("stats", {})}
         answers["counts"][name] = {count: value - before.get(count, 0) for count, value in counts.items()}
         before = counts
     llm.llm_engine.engine_core.shutdown()
     return answers
+
+
+def has_trees(engine: Mapping[str, Any]) -> bool:
+    """Whether the engine is not plain vLLM, nor one with vLLM's own drafts."""
+    method = engine.get("speculative_config", {}).get("method")
+    return "speculative_config" in engine and (method not in OWN_METHODS or "worker_cls" in engine)
 
 
 def _run(llm: Any, job: Mapping[str, Any]) -> Any:

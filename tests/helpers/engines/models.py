@@ -47,6 +47,23 @@ def tiny_gemma3(folder: Path, vocab: int) -> Any:
     return model
 
 
+def tiny_gpt_oss(folder: Path, vocab: int) -> Any:
+    """A random mixture of experts with two layers that have a window of 16 tokens and two without, in `folder`."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    torch.manual_seed(3)
+    layers = ["sliding_attention", "full_attention"] * 2
+    config = GptOssConfig(
+        vocab_size=vocab, hidden_size=64, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=32, initializer_range=0.12, max_position_embeddings=256, sliding_window=16,
+        num_local_experts=4, num_experts_per_tok=2, layer_types=layers, bos_token_id=None, eos_token_id=None,
+        pad_token_id=None,
+    )  # fmt: skip
+    model = GptOssForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
 def tiny_smollm2(folder: Path) -> Path:
     """A tiny random model with the vocabulary and the tokenizer of SmolLM2; its folder."""
     if not (folder / "config.json").exists():
