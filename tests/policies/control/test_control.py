@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import product
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -118,6 +119,18 @@ def test_flat_passes_get_trees_and_steep_ones_chains_or_nothing():
     ms, tokens = unmeasured.ms, unmeasured.tokens
     unmeasured.run(80)
     assert unmeasured.ms - ms < 1.05 * plain_ms * (unmeasured.tokens - tokens), "steps correct the guess"
+
+
+@pytest.mark.parametrize(
+    ("rows", "facts", "least", "most"), [(1, {}, 10, 12), (2, {}, 40, 40), (1, {"is_flat": True}, 40, 40)]
+)
+def test_where_drafts_clearly_pay_every_fourth_step_of_one_text_decides(rows, facts, least, most):
+    """Rows of a batch and a server's requests differ from step to step: there every step decides."""
+    world = World(Control(), rows=rows, **facts).run(40)
+    with patch.object(Control, "_decide", autospec=True, side_effect=Control._decide) as decided:
+        world.run(40)
+    assert least <= decided.call_count <= most
+    assert min(world.sizes[-40:]) > 1
 
 
 @pytest.mark.parametrize("level_ms", [pytest.param(0.0, marks=pytest.mark.slow), 12.0])

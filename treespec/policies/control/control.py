@@ -34,7 +34,7 @@ SURE_GAIN = 1.1
 NEARLY = 0.95
 """The largest tree with this share of the best rate is taken: it shows what smaller ones bring."""
 TIMED_DRAFT = 16
-"""The number of a draft that is one size larger, as a single size's time says little of others."""
+"""The number of a draft that is one size larger; half of it: smaller. A single size's time says little of others."""
 FEW_TOKENS = 32
 """Tokens of every row of a batch for which rows are not known to differ."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
@@ -42,7 +42,7 @@ FIRST_WAIT, LONGEST_WAIT = 8, 256
 READING_SHARE = 0.03
 """How much of the plain steps' time may be read to try a drafter again; in a batch, of all steps to come, at all."""
 REPEATED = 3
-"""Plain steps that repeat a choice because no draft pays, without predictions and without learning their times."""
+"""Steps that repeat a choice, as no draft pays or, for one text, drafts clearly do: without prediction or learning."""
 Rates = tuple[Float[np.ndarray, "C"], Float[np.ndarray, "C"]]
 """Tokens per row and millisecond, and milliseconds of a step, by candidate."""
 
@@ -136,7 +136,7 @@ class Control(ShowsOptions, StepControl):
         self._emitted = np.zeros(0)  # By the rows of a batch in steps that drafted, since the last one left.
         self._num_rows = self._context = 1
         self._num_read = self._num_repeated = 0  # Tokens of a row that the drafter has read; steps without a decision.
-        self._is_repeated = False
+        self._is_repeated, self._number = False, PLAIN
         self.current: TreePolicy = self._learned.candidates[-1].policy or BestFirst(1)
         self.choice = Choice("plain", "no step yet", {})
 
@@ -151,8 +151,12 @@ class Control(ShowsOptions, StepControl):
         learned, self._trees = self._learned, []
         self._is_repeated = self._num_repeated > 0 and room > 0 and num_rows == self._num_rows
         if self._is_repeated:
-            self._num_repeated, learned.num_plain = self._num_repeated - 1, learned.num_plain + 1
-            return False
+            self._num_repeated -= 1
+            if self._number == PLAIN:
+                learned.num_plain += 1
+                return False
+            self._num_read = context
+            return True
         self._num_rows, self._context, self._num_repeated = num_rows, context, 0
         self._num_unread = num_rows * (context - self._num_read) if num_unread is None else num_unread
         reading_ms = learned.passes.scale * learned.drafts.reading(self._num_unread)
@@ -208,8 +212,11 @@ class Control(ShowsOptions, StepControl):
             learned.num_plain, learned.num_drafts = 0, learned.num_drafts + 1
             if learned.num_drafts % TIMED_DRAFT == 0 and self._is_timed and gain < SURE_GAIN:
                 return PLAIN, "to know its time"
-            if learned.num_drafts == TIMED_DRAFT and self._is_timed and drafting[best + 1 : best + 2].any():
-                return best + 1, "to know its time"
+            other = {TIMED_DRAFT // 2: best - 1, TIMED_DRAFT: best + 1}.get(learned.num_drafts, PLAIN)
+            if self._is_timed and drafting[other : other + 1].any():
+                return other, "to know its time"
+            is_sure = gain >= SURE_GAIN and learned.num_drafts > TIMED_DRAFT and not self._call.is_flat
+            self._num_repeated = REPEATED if is_sure and self._num_rows == 1 else 0
             return best, f"{gain:.2f} times plain"
         if learned.num_plain >= max(learned.wait, reading_steps):
             learned.num_plain, learned.wait = 0, min(2 * learned.wait, LONGEST_WAIT)
@@ -219,6 +226,8 @@ class Control(ShowsOptions, StepControl):
 
     def trim(self, trees: TreeBatch) -> TreeBatch:
         """Share the nodes of a pass without padding: the best of all rows stay, of selected children with values."""
+        if self._is_repeated:
+            return trees
         self._trees = drafted = self._learned.acceptance.read(trees)
         self._learned.acceptance.add(drafted, int(self._learned.num_nodes[self._number]))
         if not self._call.is_flat or trees.draft_probs is not None or trees.values is None:
