@@ -127,10 +127,9 @@ class TreeVerifier(RejectionSampler):
             torch.tensor(list(map(len, paths)), dtype=torch.int32, device=logits.device), batch.seq_lens,
             batch.cu_num_logits, batch.idx_mapping, sampler.req_states.prefill_len.gpu,
         )  # fmt: skip
-        for start, path in zip(batch.cu_num_logits_np.tolist(), paths, strict=False):
-            along[start : start + len(path)] = start + np.array(
-                path
-            )  # The rows where vLLM looks for a chain's logprobs.
+        for start, path in zip(batch.cu_num_logits_np[:-1].tolist(), paths, strict=True):
+            # Where vLLM looks for a chain's logprobs.
+            along[start : start + len(path)] = start + np.array(path)
         logits = scores if sampler.logprobs_mode.startswith("processed") else logits
         number = sampler.sampling_states.max_num_logprobs(batch.idx_mapping_np)
         cumulated = batch.cu_num_logits, batch.cu_num_logits_np
@@ -173,10 +172,8 @@ class TreeModelRunner(TreeRunner, CPUModelRunner):
         tables, slots = super().prepare_attn(input_batch)
         counts, drafted = input_batch.num_scheduled_tokens.astype(np.int64), input_batch.num_draft_tokens_per_req
         is_read = input_batch.num_computed_tokens_np + counts < input_batch.prefill_len_np
-        self.input_batch, self._proposed = (
-            BatchView(self, input_batch, tables[0], slots[0]),
-            [[]] * input_batch.num_reqs,
-        )
+        self.input_batch = BatchView(self, input_batch, tables[0], slots[0])
+        self._proposed = [[]] * input_batch.num_reqs
         self.discard_request_mask = SimpleNamespace(np=is_read)
         tokens, ends = input_batch.input_ids.tolist(), np.cumsum(counts).tolist()
         rows = zip(input_batch.req_ids, ends, [0] * len(ends) if drafted is None else drafted.tolist(), strict=True)

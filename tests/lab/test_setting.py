@@ -1,5 +1,6 @@
 """Settings: files whole or not at all, read again, refused where they do not fit."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -131,3 +132,16 @@ def test_a_drafter_is_added_by_registering_it(tmp_path):
         assert MODEL.generate(prompt(), max_new_tokens=6, custom_generate=speculation).equal(plain)
     finally:
         DRAFTERS.forget("mine")
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path):
+    setting = Setting(LOOKUPS)
+    setting.save(tmp_path / "a.json")
+    before = (tmp_path / "a.json").read_text()
+    with pytest.raises(TypeError):
+        replace(setting, measured={"what": object()}).save(tmp_path / "a.json")
+    assert (tmp_path / "a.json").read_text() == before
+    assert json.loads(before)["version"] == 1
+    assert len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(OSError, match="nowhere"):
+        setting.save(tmp_path / "nowhere" / "a.json")

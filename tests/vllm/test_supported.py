@@ -44,7 +44,7 @@ def config(**values: Any) -> SimpleNamespace:
         },
         "model_config": {
             "uses_mrope": False, "is_encoder_decoder": False, "use_mla": False, "logprobs_mode": "raw_logprobs",
-            "attention_chunk_size": None, "rswa_window": None, "is_hybrid": False,
+            "attention_chunk_size": None, "rswa_window": None, "is_hybrid": False, "is_attention_free": False,
         },
         "compilation_config": {
             "cudagraph_mode": CUDAGraphMode.PIECEWISE, "splitting_ops": [KV_UPDATE],
@@ -81,6 +81,7 @@ def test_this_vllm_and_a_plain_configuration_are_served() -> None:
         ({"model_config__is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_config__use_mla": True}, r"\(MLA\) on CPUs"),
         ({"model_config__is_hybrid": True}, "recurrent layers .* on CPUs"),
+        ({"model_config__is_attention_free": True}, "models without attention"),
         ({"model_config__logprobs_mode": "processed_logprobs"}, "raw_logprobs"),
         *(
             ({"compilation_config__cudagraph_mode": mode}, rf"\({mode.name}\).* write --compilation-config '{{\"cudag")

@@ -28,7 +28,10 @@ def run(
     """
     given = {"--target": target, "--draft": draft, "--coins": coins}
     numbers = [_numbers(name, text) for name, text in given.items()]
-    found = explain_round(*numbers)
+    try:
+        found = explain_round(*numbers)
+    except ConfigError as error:
+        raise ConfigError(f"{', '.join(given)}: {error}") from error
     if as_json:
         print_json({**asdict(found), "num_accepted": found.num_accepted})
     else:

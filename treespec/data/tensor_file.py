@@ -1,4 +1,4 @@
-"""Files written whole or not at all; safetensors files: reading any, those of treespec's own formats writing too."""
+"""Files that are written whole or not at all; safetensors files, of which treespec's own formats are written, too."""
 
 import os
 import secrets

@@ -30,7 +30,7 @@ class Constraint(BranchProcessor):
     def follow(self, row: int, emitted: tuple[int, ...]) -> None:
         """A row has emitted these tokens, of which other processors may have forced some that were forbidden.
 
-        A grammar has no state after what it forbids, in plain `generate` too.
+        By default nothing is done: a grammar has no state after what it forbids.
         """
 
 

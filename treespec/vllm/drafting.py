@@ -68,7 +68,13 @@ class Drafting:
     """
 
     def __init__(
-        self, options: Options, vocab_size: int, seed: int = 0, head: ServedHead | None = None, is_on_host: bool = True
+        self,
+        options: Options,
+        vocab_size: int,
+        seed: int = 0,
+        head: ServedHead | None = None,
+        is_on_host: bool = True,
+        is_chain_only: bool = False,
     ) -> None:
         """head: with its pages; `is_on_host`: the target runs on the CPU, where passes over more tokens cost more."""
         self.drafter, self._head, policy = make_drafter(options, head), head, options.policy
@@ -76,7 +82,7 @@ class Drafting:
         self.control = policy if isinstance(policy, Control) else None
         if self.control is not None:
             share = 0.0 if head is None else HEAD_SHARE
-            facts = CallFacts(self.drafter, share, is_sampling=is_own, is_flat=True, is_on_host=is_on_host)
+            facts = CallFacts(self.drafter, share, is_own, is_chain_only, is_flat=True, is_on_host=is_on_host)
             self.control.begin(facts)
         self.requests: list[str] = []
         self._missed: dict[str, list[int]] = {}
@@ -203,9 +209,12 @@ def make_drafter(options: Options, head: ServedHead | None = None) -> ServingDra
 
 def _import(path: str) -> Callable[[], object]:
     try:
-        return pkgutil.resolve_name(path)
+        found = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"drafter {path!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"drafter {path!r} is a {type(found).__name__}, no class or function that makes a drafter")
+    return found
 
 
 def flat_step(

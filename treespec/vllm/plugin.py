@@ -125,6 +125,7 @@ def _with_trees(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     config = original(self, *args, **kwargs)
     if is_open and config.model_config.is_hybrid:  # Only now is the model known: recurrent layers need the manager.
         config.scheduler_config.disable_hybrid_kv_cache_manager = False
+        logger.info("treespec has set disable_hybrid_kv_cache_manager=False for a model with recurrent layers")
     check_config(config)
     return config
 

@@ -78,7 +78,8 @@ class TreeRunner:
             self._head.pages = FeaturePages(num_blocks, self._kernel_block_sizes[0], self._head.head)
         if get_tp_group().is_first_rank:
             sizes = self.model_config.get_vocab_size(), self.model_config.seed or 0
-            self._drafting = Drafting(self._tree_options, *sizes, self._head, self.device.type == "cpu")
+            kind = self.device.type == "cpu", self._drafts_chains
+            self._drafting = Drafting(self._tree_options, *sizes, self._head, *kind)
 
     def _prepare_inputs(self: Any, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         """vLLM's; then the step's trees are laid out."""

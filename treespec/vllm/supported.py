@@ -25,10 +25,11 @@ def check_config(config: VllmConfig) -> None:
         "KV connectors: leave kv_transfer_config out": config.kv_transfer_config is not None,
         "models with M-RoPE": model.uses_mrope,
         "encoder-decoder models": model.is_encoder_decoder,
+        "models without attention (Mamba)": model.is_attention_free,
         "chunked local attention (Llama 4)": model.attention_chunk_size is not None,
         "reference sliding window attention": model.rswa_window is not None,
         "fast prefill of shared caches: leave kv_sharing_fast_prefill out": config.cache_config.kv_sharing_fast_prefill,
-        "recurrent layers (Mamba, gated delta nets) and multi-head latent attention (MLA) on CPUs, where vLLM's own "
+        "recurrent layers (gated delta nets, Mamba's) and multi-head latent attention (MLA) on CPUs, where vLLM's own "
         "n-gram drafts change its output, too": current_platform.is_cpu() and (model.is_hybrid or model.use_mla),
         f"full CUDA graphs ({compilation.cudagraph_mode.name}), as trees change their shape from step to step: write "
         '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\', or leave cudagraph_mode out': (
@@ -51,7 +52,9 @@ def why_chains(config: VllmConfig, kv_cache_config: Any) -> str | None:
         return "recurrent layers have one state per request (the output was never compared with plain vLLM's)"
     if config.model_config.use_mla:
         return "latent attention (MLA) knows no segments (the output was never compared with plain vLLM's)"
-    return f"there are {num_groups} groups of KV caches" if num_groups > 1 else None
+    if num_groups > 1:
+        return f"there are {num_groups} groups of KV caches (--disable-hybrid-kv-cache-manager makes one, for trees)"
+    return None
 
 
 def check_cache(kv_cache_config: Any, kernel_block_sizes: list[int]) -> None:

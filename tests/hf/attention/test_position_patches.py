@@ -96,6 +96,11 @@ def scored(model):
     return torch.cat([plain, scorer.extend(prompts(1, 3, seed=1), torch.tensor([[-1, 0, 0]])).logits], 1)
 
 
+def test_models_that_count_positions_have_every_kind_of_patch():
+    found = [PositionPatches(build(name)) for name in COUNTING]
+    assert all(any(kind) for kind in zip(*((p._blocks, p._windows, p._tempered) for p in found), strict=True))
+
+
 @pytest.mark.parametrize("architecture", [*COUNTING, *ROPES, "llama"], ids=str)
 def test_passes_of_other_threads_are_left_alone(architecture):
     """While a pass, plain or of a tree, waits in its head, both passes of another thread give what they always give.

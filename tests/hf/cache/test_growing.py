@@ -5,10 +5,14 @@ import io
 
 import pytest
 import torch
+from helpers.tiny import prompt, tiny_llama
 from transformers import DynamicCache
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer
 
+import treespec
+from treespec import SuffixLookup
 from treespec.hf.cache.growing import LEAST_SPARE, GrowingLayer, use_dynamic_layers, use_growing_layers
+from treespec.hf.introspect import CACHE_NAME
 
 
 def fresh(length, num_rows=2, seed=0):
@@ -142,3 +146,19 @@ def test_layers_of_a_cache_are_exchanged_and_back():
 
 def test_transformers_own_classes_stay():
     assert GrowingLayer not in DYNAMIC_LAYER_TYPE_MAPPING.values()
+
+
+def test_a_caller_s_cache_has_its_own_layers_after_an_error():
+    model, ids = tiny_llama(), prompt()
+    given = DynamicCache()
+    model(ids[:, :3], **{CACHE_NAME: given})
+
+    def fail(*_, **__):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        model.generate(
+            ids, max_new_tokens=8, **{CACHE_NAME: given}, do_sample=False, stopping_criteria=[fail],
+            custom_generate=treespec.TreeSpeculation(SuffixLookup(), tree=4),
+        )  # fmt: skip
+    assert {type(layer) for layer in given.layers} == {DynamicLayer}

@@ -76,3 +76,17 @@ def test_low_precision_hides_no_wrong_chains(name):
     expected = detect(build(name)).capability
     assert expected == (Capability.PLAIN if name in ("mamba", "falcon_mamba") else Capability.CHAIN)
     assert all(detect(build(name).to(dtype)).capability == expected for dtype in (torch.bfloat16, torch.float16))
+
+
+def test_detection_leaves_no_trace_and_runs_once():
+    model = build("qwen3_next").train()
+    calls = []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    state = torch.get_rng_state()
+    first = detect(model)
+    count = len(calls)
+    assert count > 0
+    assert detect(model) is first
+    assert len(calls) == count
+    assert all(module.training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), state)

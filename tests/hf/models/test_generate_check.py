@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 from treespec import TokenRecycling, TreeSpeculation
 from treespec.errors import TreespecWarning, UnsupportedModelError
 from treespec.hf import make_scorer
+from treespec.hf.introspect import model_facts
 from treespec.hf.models import generate_check
 from treespec.hf.models.generate_check import check_like_generate
 from treespec.protocols import Capability
@@ -148,3 +149,13 @@ def test_nothing_is_right_where_a_difference_is_nan(monkeypatch):
     monkeypatch.setattr(generate_check, "_difference", lambda *args: float("nan"))
     with pytest.raises(UnsupportedModelError, match="nan standard deviations"):
         check_like_generate(facts, Capability.TREE, is_padded=True)
+
+
+def test_another_attention_or_dtype_is_measured_again(monkeypatch):
+    measured = []
+    monkeypatch.setattr(generate_check, "_difference", lambda *args: measured.append(args) or 0.0)
+    model = tiny_llama(96)
+    for change in (int, lambda: model.set_attn_implementation("eager"), lambda: model.to(torch.float64), int):
+        change()
+        check_like_generate(model_facts(model), Capability.TREE, is_padded=True)
+    assert len(measured) == 3

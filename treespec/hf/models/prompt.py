@@ -86,7 +86,7 @@ def prompt_inputs(input_ids: Int[Tensor, "B P"], model_kwargs: Mapping[str, Any]
 def position_offsets(
     position_ids: Int[Tensor, "..."] | None, lengths: Int[Tensor, "B"]
 ) -> Int[Tensor, "*rows B"] | None:
-    """What a prompt's last position id, of a pass's [..., B or 1, <= P], is ahead of `lengths`, the tokens before."""
+    """How far the last of a pass's position ids [..., B or 1, <= P] is ahead of `lengths`, the tokens before it."""
     return None if position_ids is None else position_ids[..., -1] - lengths
 
 

@@ -30,11 +30,11 @@ MOST_NODES = 64
 LEAST_GAIN = 1.03
 """A draft must be predicted to be this many times as fast as plain decoding."""
 SURE_GAIN = 1.1
-"""Where drafts gain less, one of `TIMED_DRAFT` steps is plain, as the others do not say what plain steps take."""
+"""Where drafts gain less, one of `TIMED_DRAFT` steps is plain, as others do not say its time, and none is repeated."""
 NEARLY = 0.95
 """The largest tree with this share of the best rate is taken: it shows what smaller ones bring."""
 TIMED_DRAFT = 16
-"""The number of a draft that is one size larger; half of it: smaller. A single size's time says little of others."""
+"""This draft is one size larger, that of half its number one size smaller: one size's time says little of others."""
 FEW_TOKENS = 32
 """Tokens of every row of a batch for which rows are not known to differ."""
 FIRST_WAIT, LONGEST_WAIT = 8, 256
@@ -215,8 +215,9 @@ class Control(ShowsOptions, StepControl):
             other = {TIMED_DRAFT // 2: best - 1, TIMED_DRAFT: best + 1}.get(learned.num_drafts, PLAIN)
             if self._is_timed and drafting[other : other + 1].any():
                 return other, "to know its time"
-            is_sure = gain >= SURE_GAIN and learned.num_drafts > TIMED_DRAFT and not self._call.is_flat
-            self._num_repeated = REPEATED if is_sure and self._num_rows == 1 else 0
+            is_single = self._num_rows == 1 and not self._call.is_flat and self.max_latency_ms is None
+            is_sure = gain >= SURE_GAIN and learned.num_drafts > TIMED_DRAFT
+            self._num_repeated = REPEATED if is_single and is_sure else 0
             return best, f"{gain:.2f} times plain"
         if learned.num_plain >= max(learned.wait, reading_steps):
             learned.num_plain, learned.wait = 0, min(2 * learned.wait, LONGEST_WAIT)

@@ -39,7 +39,7 @@ def write_texts(
 ) -> Texts:
     """Let a model write text for a warm start or for the training of a drafter.
 
-    On a CPU from packed weights, which halve the time of small batches and take their memory again.
+    On a CPU from packed weights, which halve the time of small batches and take as much memory again as the layers.
 
     Args:
         tokenizer: gives the chat template and encodes the prompts.
