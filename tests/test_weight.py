@@ -9,7 +9,7 @@ from helpers import weight
 from treespec.hf.add_ons import ADD_ONS
 
 LOOP = 3_205
-SPECULATION = 10_558
+SPECULATION = 10_559
 DECODE = 11
 
 

@@ -62,5 +62,5 @@ def test_several_groups_of_caches_get_chains_and_no_head(monkeypatch: pytest.Mon
     assert made._drafts_chains
     assert len(made._scratch) == 0
     made._head = object()
-    with pytest.raises(UnsupportedModeError, match="2 groups of KV caches .*: leave head out"):
+    with pytest.raises(UnsupportedModeError, match=r"2 groups of KV caches .*: leave head out"):
         made.initialize_kv_cache(None)
