@@ -5,7 +5,7 @@ from transformers import Cache
 from benchmarks.hybrids import error, models
 from benchmarks.hybrids.__main__ import tables
 from treespec.hf.cache.growing import GrowingLayer
-from treespec.hf.recurrent import rg_lru
+from treespec.hf.recurrent.layers import OwnStates
 
 SIZES = (128, 2, 0)
 
@@ -24,7 +24,7 @@ def test_rounding_of_tree_passes():
 
 def test_kinds_that_are_not_served_are_named(monkeypatch, capsys):
     """As RecurrentGemma before transformers 5.23, whose caches have no layers for its states."""
-    monkeypatch.setattr(rg_lru, "state_cache", lambda _: Cache(layers=[GrowingLayer(), GrowingLayer()]))
+    monkeypatch.setattr(OwnStates, "cache", lambda _: Cache(layers=[GrowingLayer(), GrowingLayer()]))
     found = models.by_kind(lambda model: error.errors(model, 1, 0), ["RG-LRU", "RWKV-4"], *SIZES)
     assert list(found) == ["RWKV-4"]
     assert "RG-LRU is left out: trees of recurrent_gemma need transformers 5.23" in capsys.readouterr().out
