@@ -118,9 +118,11 @@ bench-vllm: $(VLLM_VENV)/.ready $(VENV)/.bench
 bench-peers: $(VENV)/.bench $(PEERS)/economize/.ready $(PEERS)/dejavuu/.ready $(VLLM_VENV)/.ready
 	$(BIN)/python -m benchmarks.peers --contestants all $(ARGS)
 
+# Its passes fit transformers up to 5.23.
 $(PEERS)/economize/.ready: constraints.txt
 	$(PYTHON) -m venv $(PEERS)/economize
 	$(PEERS)/economize/bin/python -m pip --disable-pip-version-check install -c constraints.txt $(ECONOMIZE) numpy
+	$(PEERS)/economize/bin/python -m pip --disable-pip-version-check install 'transformers==5.23.0'
 	@touch $@
 
 # Its metadata ask for Python 3.13, its code runs on 3.11; its caches fit transformers up to 5.16.
