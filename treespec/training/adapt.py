@@ -92,6 +92,7 @@ def adapt(
 
     The target answers the prompts in large batches, at temperatures 0, 0.7 and 1 by turns. One prompt in five, at most
     32, is held out, with answers at 0 and 1; of all evaluations `folder/drafter` is the one that is best there.
+    For `name`, `command` and the other functions see `train`.
 
     Args:
         model: the target, in evaluation mode.
@@ -102,7 +103,6 @@ def adapt(
         config: of the training; its kind, sizes and `start` are replaced by the head's. Default: ten minutes.
         answers: to every prompt, each together with it of at most `max_length` tokens.
         on_written: called with numbers of tokens that the target wrote.
-        name, command, on_tokens, on_step, on_evaluation: see `train`.
 
     Raises:
         ConfigError: fewer than twenty different prompts, one without room for 32 tokens more; others as in `train`.
