@@ -93,9 +93,10 @@ PARENTS = 8
 
 
 def storages():
-    """By address those of all tensors that the collector knows; other tests may have left fake ones without data."""
-    plain = {torch.Tensor, torch.nn.Parameter}
-    found = [one.untyped_storage() for one in gc.get_objects() if type(one) in plain and one.device.type == "cpu"]
+    """By address those of all tensors that the collector knows; other tests may have left fake or packed ones."""
+    kinds = {torch.Tensor, torch.nn.Parameter}
+    tensors = [one for one in gc.get_objects() if type(one) in kinds]
+    found = [one.untyped_storage() for one in tensors if one.device.type == "cpu" and one.layout == torch.strided]
     return {one.data_ptr(): one for one in found}
 
 
