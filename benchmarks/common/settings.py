@@ -108,7 +108,9 @@ def _version(name: str) -> str | None:
 
 
 def _processor() -> str:
-    names = Path("/proc/cpuinfo")
-    lines = names.read_text().splitlines() if names.is_file() else []
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    return f"{model}, {os.cpu_count()} cores"
+    """The processor's name, its family and model where Linux says them (one name stands for several), and its cores."""
+    file = Path("/proc/cpuinfo")
+    lines = [line.split(":", 1) for line in file.read_text().splitlines() if ":" in line] if file.is_file() else []
+    facts = {key.strip(): value.strip() for key, value in reversed(lines)}
+    kind = f" (family {facts['cpu family']}, model {facts['model']})" if {"cpu family", "model"} <= facts.keys() else ""
+    return f"{facts.get('model name', platform.processor())}{kind}, {os.cpu_count()} cores"
