@@ -127,17 +127,14 @@ def attention_layout(config: PreTrainedConfig, types: Collection[str] | None = N
     if implementation not in MASK_IMPLEMENTATIONS:
         remedy = f"load the model with one of attn_implementation={MASK_IMPLEMENTATIONS}, or verify chains"
         raise UnsupportedModelError(f"attention implementation {implementation!r} takes no tree mask: {remedy}")
-    window = getattr(text, "sliding_window", None)
-    chunk = getattr(text, "attention_chunk_size", None)
     reaches: dict[str | None, Reach] = {
         "full_attention": Reach("full"),
-        "sliding_attention": Reach("sliding", window or 0),
-        "chunked_attention": Reach("chunked", chunk or 0),
+        "sliding_attention": Reach("sliding", getattr(text, "sliding_window", None) or 0),
+        "chunked_attention": Reach("chunked", getattr(text, "attention_chunk_size", None) or 0),
     }
     types = getattr(text, "layer_types", None) if types is None else types
     if types is None:
-        kind = "sliding_attention" if window is not None else "full_attention" if chunk is None else "chunked_attention"
-        return AttentionLayout(implementation, {None: reaches[kind]})
+        return AttentionLayout(implementation, {None: next((r for r in reaches.values() if r.size), Reach("full"))})
     unknown = set(types) - set(reaches)
     if unknown:
         raise UnsupportedModelError(f"layers of type {sorted(unknown)} take no tree mask: no trees for this model")
