@@ -37,7 +37,7 @@ class Requirements:
         others = frozenset() if self.sampling_schemes == ANY_SCHEME else trees.sampling_schemes - self.sampling_schemes
         if others:
             wanted, got = (" or ".join(sorted(schemes)) for schemes in (self.sampling_schemes, others))
-            return f"it needs siblings that are {wanted}, and some are {got}"
+            return f"it needs siblings that are {wanted}, and some are {got} (a policy's `children=` says which)"
         if self.max_siblings is not None and _most_siblings(trees) > self.max_siblings:
             return f"it allows at most {self.max_siblings} siblings, and a node has {_most_siblings(trees)}"
         if self.max_support is not None and _widest_support(trees) > self.max_support:

@@ -177,11 +177,12 @@ def test_a_kept_text_without_a_distribution_is_an_error(target, kind, error, wor
 def test_every_rule_that_a_draft_may_have_is_run(target):
     options = {"max_new_tokens": 10, "do_sample": True, "logits_processor": LogitsProcessorList([Trie(texts())])}
     allowed = set(texts())
-    for name in RULES:
-        if name in ("optimal_transport", "transport_traversal", "k_seq"):
-            continue  # Their drafts are of fixed width or truncated: tests/verification/test_dead_ends.py.
-        is_chain = name in ("token", "block")
-        tree = Chain(4, children="iid") if is_chain else BestFirst(8, children="iid")
+    for name, rule in RULES.items():
+        if rule.requirements.needs_fixed_width:
+            continue  # tests/verification/test_dead_ends.py.
+        children = "iid" if "iid" in rule.requirements.sampling_schemes else "selected"
+        is_chain = rule.requirements.is_chain_only
+        tree = Chain(4, children=children) if is_chain else BestFirst(8, children=children)
         speculation = treespec.TreeSpeculation(noisy_copy(target), tree=tree, verification=name, seed=0)
         found = target.generate(PROMPT.repeat(4, 1), custom_generate=speculation, **options)
         assert {tuple(row) for row in found[:, PROMPT.shape[1] :].tolist()} <= allowed, name

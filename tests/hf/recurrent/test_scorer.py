@@ -29,6 +29,7 @@ from treespec.policies import BestFirst, Chain, KAry
 from treespec.protocols import Capability
 from treespec.testing import (
     IID,
+    SELECTED,
     WITHOUT_REPLACEMENT,
     FixedShape,
     RandomDistributions,
@@ -343,7 +344,8 @@ def test_joint_distribution_is_the_targets_by_enumeration(name, rule):
         return probs[contexts.index(context)]
 
     requirements = RULES[rule].requirements
-    scheme = WITHOUT_REPLACEMENT if WITHOUT_REPLACEMENT in requirements.sampling_schemes else IID
+    schemes = (WITHOUT_REPLACEMENT, IID, SELECTED)
+    scheme = next(scheme for scheme in schemes if scheme in requirements.sampling_schemes)
     shape = FixedShape.kary(1, 1) if requirements.is_chain_only else FixedShape.kary(2, 1)
     drafter = ToyDrafter(scheme, shape, (RandomDistributions(3, 2),))
     found = exact_distribution(RULES[rule], drafter, target).probs
