@@ -26,6 +26,7 @@ def as_drafter(drafter: AnyDrafter | Sequence[AnyDrafter]) -> Drafter:
         parts = [as_drafter(part) for part in drafter]
         return parts[0] if len(parts) == 1 else Merge(parts)
     raise ConfigError(
-        f"expected a Drafter, a causal language model or a list of them, got {type(drafter).__name__}; for a model on "
-        "disk load it first with AutoModelForCausalLM.from_pretrained"
+        f"expected a Drafter, a causal language model or a list of them, got {drafter!r:.60}; for a model on "
+        "disk load it first with AutoModelForCausalLM.from_pretrained, a head with load_drafter; a name such as "
+        "'suffix' stands for treespec.drafters.registry.DRAFTERS['suffix']()"
     )
