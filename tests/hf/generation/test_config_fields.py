@@ -3,6 +3,7 @@
 In the model's own generation_config, in the call's, and among the call's arguments.
 """
 
+import inspect
 from typing import Any
 
 import pytest
@@ -98,6 +99,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "guidance_scale": {"guidance_scale": 1.5},
     "output_attentions": {"output_attentions": True} | RETURNED,
     "is_assistant": {"is_assistant": True},
+    "assistant_model": {"assistant_model": DRAFT},
     "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 3},
     "assistant_early_exit": {"assistant_early_exit": 1},
     "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4},
@@ -163,6 +165,14 @@ def assert_same(out, plain):
 
 def test_every_field_of_the_installed_class_is_in_the_table():
     assert class_defaults().keys() - FIELDS.keys() == set()
+
+
+def test_every_argument_of_generate_is_known():
+    """transformers drops those of its own that a `custom_generate` object does not take: none may change the text."""
+    prepared = {"inputs", "generation_config", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn"}
+    of_guidance = {"negative_prompt_ids", "negative_prompt_attention_mask"}
+    others = {"custom_generate", "streamer", "synced_gpus", "assistant_model", "use_model_defaults", "kwargs"}
+    assert inspect.signature(TARGET.generate).parameters.keys() - prepared - of_guidance - others == set()
 
 
 def test_every_field_of_the_table_has_an_example():

@@ -99,6 +99,12 @@ def test_a_processor_that_follows_its_calls_is_refused():
         tiny_llama().generate(ids, **options, custom_generate=TreeSpeculation(TokenRecycling(), tree=4))
 
 
+def test_what_a_newer_transformers_has_is_asked_too(monkeypatch):
+    monkeypatch.setattr(Counting, "__module__", "transformers.generation.logits_process")
+    with pytest.raises(UnsupportedModeError, match="Counting gives the same text other scores"):
+        check_follows_text(Counting(), torch.tensor([[3, 4, 5]]), vocab_size=40)
+
+
 class Matching:
     """Follows one text and raises when a call is not for the next token of it, as matchers of grammars do."""
 

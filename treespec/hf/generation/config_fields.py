@@ -1,4 +1,4 @@
-"""Every field of transformers' `GenerationConfig`: served, without effect, or refused by name; the only such table.
+"""Every field of transformers' `GenerationConfig`, and `assistant_model`: served, without effect, or refused by name.
 
 Other entries of a file, which the installed class does not
 have, are ignored as by plain `generate`, which does not read them.
@@ -71,6 +71,7 @@ REFUSED = {
         applies=lambda fields: bool(fields.get("return_dict_in_generate")),
     ),
     "is_assistant": _MODE,
+    "assistant_model": Refused("TreeSpeculation(assistant_model) drafts with it", harmless=()),
     "penalty_alpha": Refused(_MODE.advice, harmless=(0,), applies=lambda fields: not fields.get("do_sample")),
     **dict.fromkeys(_OTHER_MODES, Refused(_MODE.advice, harmless=())),
 }
@@ -94,7 +95,7 @@ def check_fields(fields: Mapping[str, object]) -> None:
     for name, refused in REFUSED.items():
         value = fields.get(name)
         if value not in (None, *refused.harmless) and refused.applies(fields):
-            raise UnsupportedModeError(f"{name}={value!r} is not served: {refused.advice}; leave it out or None")
+            raise UnsupportedModeError(f"{name}={value!r:.60} is not served: {refused.advice}; leave it out or None")
     for name, defaults in class_defaults().items():
         if name not in FIELDS and fields.get(name) not in defaults:
             raise UnsupportedModeError(
@@ -128,4 +129,4 @@ def given_fields(model: PreTrainedModel, arguments: Mapping[str, object]) -> dic
     """
     layers = [vars(model.generation_config), vars(arguments.get("generation_config") or GenerationConfig())]
     fields = {name: value for layer in layers for name, value in layer.items() if value is not None}
-    return fields | {name: value for name, value in arguments.items() if name in class_defaults()}
+    return fields | {name: value for name, value in arguments.items() if name in {*class_defaults(), *REFUSED}}

@@ -170,7 +170,7 @@ def _check_has_no_state(processor: library.LogitsProcessor) -> None:
 
 
 def check_follows_text(processor: library.LogitsProcessor, ids: Int[Tensor, "B P"], vocab_size: int) -> None:
-    """Ask a processor of the caller's own about one text before and after others.
+    """Ask a processor that is not known (the caller's, a newer transformers') about one text before and after others.
 
     One that follows its calls, instead of the text that it is given, cannot follow branches. A state that does not show
     within two tokens is not found.
@@ -178,7 +178,7 @@ def check_follows_text(processor: library.LogitsProcessor, ids: Int[Tensor, "B P
     Raises `UnsupportedModeError`: other scores for the same text, or an error, which is then the cause.
     """
     kind = type(processor)
-    if kind.__module__.split(".")[0] in ("transformers", "treespec"):
+    if kind in _ROW_FREE or kind.__module__.split(".")[0] == "treespec":
         return
 
     def ask(*tokens: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
