@@ -95,7 +95,8 @@ def check_fields(fields: Mapping[str, object]) -> None:
     for name, refused in REFUSED.items():
         value = fields.get(name)
         if value not in (None, *refused.harmless) and refused.applies(fields):
-            raise UnsupportedModeError(f"{name}={value!r:.60} is not served: {refused.advice}; leave it out or None")
+            shown = repr(value).partition("\n")[0]  # A model's goes on.
+            raise UnsupportedModeError(f"{name}={shown} is not served: {refused.advice}; leave it out or None")
     for name, defaults in class_defaults().items():
         if name not in FIELDS and fields.get(name) not in defaults:
             raise UnsupportedModeError(
