@@ -1,7 +1,6 @@
 """Every field of transformers' `GenerationConfig`, and `assistant_model`: served, without effect, or refused by name.
 
-Other entries of a file, which the installed class does not
-have, are ignored as by plain `generate`, which does not read them.
+Other entries of a file, which the installed class does not have, are ignored, as plain `generate` ignores them.
 """
 
 from collections.abc import Callable, Mapping
