@@ -94,7 +94,7 @@ def check_fields(fields: Mapping[str, object]) -> None:
     for name, refused in REFUSED.items():
         value = fields.get(name)
         if value not in (None, *refused.harmless) and refused.applies(fields):
-            shown = repr(value).partition("\n")[0]  # A model's goes on.
+            shown = repr(value).partition("\n")[0]  # A model's has many.
             raise UnsupportedModeError(f"{name}={shown} is not served: {refused.advice}; leave it out or None")
     for name, defaults in class_defaults().items():
         if name not in FIELDS and fields.get(name) not in defaults:
