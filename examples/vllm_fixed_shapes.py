@@ -10,8 +10,8 @@ Every request that decodes has N = num_speculative_tokens + 1 nodes and S segmen
 vLLM then pads uniform batches to a captured size and replays that size's graph; on CUDA that takes a backend whose
 `get_cudagraph_support` is ALWAYS, as segments differ in length. CPUs have no graphs: `ClosureGraphs` calls again what
 was captured. As every step has the same number of drafts, vLLM's scheduler need not wait for the tokens:
-`AsyncTreeScheduler`. It does so for few methods, "ngram_gpu" among them, and on CPUs sets async_scheduling=False, which
-the tests set back.
+`AsyncTreeScheduler`; the worker waits, to draft. vLLM plans ahead for few methods, "ngram_gpu" among them, and on CPUs
+sets async_scheduling=False, which the tests set back.
 
     LLM(model, worker_cls="vllm_fixed_shapes.FixedWorker", scheduler_cls="vllm_fixed_shapes.AsyncTreeScheduler",
         speculative_config={"method": "ngram_gpu", "prompt_lookup_max": 1, "num_speculative_tokens": 7},
@@ -41,6 +41,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager, ModelCudaGraphManager
 from vllm_next_runner import TreeModelRunner, TreeWorker
 
+from treespec.checks import check_count
 from treespec.tree import PADDING_PARENT, TreeBatch
 from treespec.vllm import attention
 from treespec.vllm.attention import BY_REQUEST, PassSegments
@@ -229,15 +230,25 @@ class FixedRunner(TreeModelRunner):
 
     @torch.inference_mode()
     def initialize_kv_cache(self: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
-        """vLLM's; then the buffers, and a capture of every power of two of requests."""
+        """vLLM's; then the buffers and the captures.
+
+        Raises `ConfigError`: `segments` is not a positive number; `UnsupportedModeError`: there is no scratch block, or
+        no step has N tokens.
+        """
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
         refuse(len(self._scratch) == 0, "fixed shapes without a scratch block: give the cache more blocks")
         spare, self._scratch = int(self._scratch[0]), self._scratch[1:]
         num_nodes, columns = self.decode_query_len, self.block_tables.input_block_tables[0].shape[1]
-        segments = self.vllm_config.additional_config.get("segments", num_nodes - 1)
+        segments = check_count("segments", self.vllm_config.additional_config.get("segments", num_nodes - 1))
         self.shapes = FixedShapes(self.max_num_reqs, num_nodes, segments, columns, spare, self.device)
+        self._capture(min(self.max_num_reqs, self.max_num_tokens // num_nodes))
+
+    def _capture(self: Any, most: int) -> None:
+        """Capture every power of two of requests, and `most`, the most of whom one step has all nodes."""
+        num_nodes = self.shapes.num_nodes
+        refuse(most == 0, f"fixed shapes of {num_nodes} nodes with a smaller max_num_batched_tokens")
+        sizes = sorted({min(1 << power, most) for power in range(most.bit_length() + 1)})
         self._set_shapes(self.shapes)
-        sizes = sorted({min(1 << power, self.max_num_reqs) for power in range(self.max_num_reqs.bit_length() + 1)})
         graphs: Any = ClosureGraphs(self.vllm_config, self.device, num_nodes, sizes)
         graphs.capture(
             self.model, self.model_state, self.input_buffers, None, self.block_tables, self.attn_groups,
