@@ -53,7 +53,9 @@ class BatchView:
     def __init__(self, runner: Any, batch: Any, table: Tensor, slots: Tensor) -> None:
         self._states, self._index, blocks = runner.req_states, batch.idx_mapping, table[: batch.num_reqs].cpu().numpy()
         self.req_ids, self.num_reqs, self.generators = batch.req_ids, batch.num_reqs, {}
-        self.num_computed_tokens_cpu, self.block_table = batch.num_computed_tokens_np, [SimpleNamespace()]
+        # The host's numbers are upper bounds where vLLM schedules asynchronously.
+        self.num_computed_tokens_cpu = runner.req_states.num_computed_tokens.gpu[self._index].cpu().numpy()
+        self.block_table = [SimpleNamespace()]
         self.block_table[0].get_numpy_array = lambda: blocks
         self.block_table[0].block_size = runner.cache_config.block_size
         self.block_table[0].slot_mapping = SimpleNamespace(gpu=slots)
@@ -98,9 +100,9 @@ class TreeSpeculator(BaseSpeculator):
         """Nothing to capture."""
 
     def propose(self, *args: Any, dummy_run: bool = False, **kwargs: Any) -> Tensor:
-        """Draft tokens [B, K], `NO_TOKEN` after them; see `BaseSpeculator.propose`."""
+        """Draft tokens [B, K], 0 after them; see `BaseSpeculator.propose`."""
         batch, _, _, hidden, states, num_sampled, *_ = args
-        table = torch.full((batch.num_reqs, self._runner.num_speculative_steps), NO_TOKEN, device=hidden.device)
+        table = hidden.new_zeros((batch.num_reqs, self._runner.num_speculative_steps), dtype=torch.int64)
         if not dummy_run and kwargs.get("num_speculative_tokens") != 0:
             for row, tokens in enumerate(self._runner.draft(batch, hidden, states, num_sampled.tolist())):
                 table[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
@@ -201,11 +203,13 @@ class TreeModelRunner(TreeRunner, CPUModelRunner):
 class TreeWorker(CPUWorker):
     """vLLM's worker on a CPU; on CUDA names of backends and base classes differ."""
 
+    backend, runner = f"{attention.__name__}.CPU_ATTN", TreeModelRunner
+
     def init_device(self) -> None:
-        register_backend(AttentionBackendEnum.CPU_ATTN, f"{attention.__name__}.CPU_ATTN")
+        register_backend(AttentionBackendEnum.CPU_ATTN, self.backend)
         _cached_get_attn_backend.cache_clear()
         super().init_device()
-        self.model_runner: Any = TreeModelRunner(self.vllm_config, self.device)
+        self.model_runner: Any = self.runner(self.vllm_config, self.device)
 
     def tree_stats(self) -> dict[str, float]:
         return self.model_runner.stats.as_dict()

@@ -29,7 +29,8 @@ def run(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
 
 
 def test_no_example_is_left_out():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SCRIPTS, "example_models", "vllm_next_runner"}
+    parts = {"example_models", "vllm_next_runner", "vllm_fixed_shapes"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SCRIPTS, *parts}
 
 
 @pytest.mark.parametrize("name", ["draft_model", "hand_written_loop", "images", "json_schema", "tensor_parallel"])

@@ -1,4 +1,7 @@
-"""Trees in vLLM's V2 runner, examples/vllm_next_runner.py: a whole engine, whose kernels Triton's interpreter runs."""
+"""Trees in vLLM's V2 runner, examples/vllm_next_runner.py: a whole engine, whose kernels Triton's interpreter runs.
+
+Those of fixed shapes, examples/vllm_fixed_shapes.py, are checked in every pass.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ from treespec.testing import g_test
 pytest.importorskip("vllm.config")
 pytestmark = pytest.mark.slow
 
+CHECKED = "helpers.engines.fixed_shapes"
+SMALL_CACHE = {"num_gpu_blocks_override": 13}
 GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, "detokenize": False}
 PROMPTS = [[1, 2, 3, 4, 5], [7, 8, 7, 8, 7], list(range(30)), [9], [3, 3, 3, 1]]
 REQUESTS = random_requests(30, VOCAB, seed=4)
@@ -56,9 +61,38 @@ def plain(folders: tuple[str, str]) -> dict[str, Any]:
 @pytest.mark.parametrize("drafter", ["lookups", "a head"])
 def test_trees_are_plain_greedy_decoding(folders: tuple[str, str], plain: dict[str, Any], drafter: str) -> None:
     model, head = folders
-    options = {"head": head} if drafter == "a head" else {}
+    compare({**trees(model, tree=8, **({"head": head} if drafter == "a head" else {})), **SMALL_CACHE}, plain)
+
+
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_fixed_shapes_are_plain_greedy_decoding(
+    folders: tuple[str, str], plain: dict[str, Any], is_asynchronous: bool
+) -> None:
+    """With a head in steps one by one; with lookups in steps that are planned ahead, and with few segments."""
+    model, head = folders
+    engine = trees(model, tree=8, **({} if is_asynchronous else {"head": head}))
+    engine |= {"worker_cls": f"{CHECKED}.CheckedWorker", "num_gpu_blocks_override": 16}
+    if is_asynchronous:
+        engine = {**planned_ahead(engine), "num_gpu_blocks_override": 20}
+        engine["additional_config"]["segments"] = 3
+    stats = compare(engine, plain)
+    assert (stats["moved"], stats["unequal"]) == (0, 0)
+    assert stats["tensors"] > 15
+    assert stats["replays"] > stats["padded replays"] > 10
+    assert (stats.get("planned ahead", 0) > 20) == is_asynchronous
+
+
+def planned_ahead(engine: dict[str, Any]) -> dict[str, Any]:
+    """The engine with fixed shapes and asynchronous steps."""
+    speculation = {**engine["speculative_config"], "method": "ngram_gpu"}
+    classes = {"worker_cls": f"{CHECKED}.CheckedWorker", "scheduler_cls": f"{CHECKED}.AsyncOnCPUs"}
+    return {**engine, **classes, "speculative_config": speculation}
+
+
+def compare(engine: dict[str, Any], plain: dict[str, Any]) -> dict[str, float]:
+    """What trees did in an engine whose outputs are plain vLLM's."""
     jobs = {**JOBS, "churn": {**JOBS["churn"], "has_aborts": True}}
-    found = run_jobs({**trees(model, tree=8, **options), "num_gpu_blocks_override": 13}, jobs, is_next=True)
+    found = run_jobs(engine, jobs, is_next=True)
     outputs = found["churn"].pop("outputs")
     assert all(map(is_right, REQUESTS, outputs, plain["churn"]["outputs"]))
     assert found["churn"] == {"blocks": 0, "requests": 0, "drafts": 0}
@@ -66,14 +100,18 @@ def test_trees_are_plain_greedy_decoding(folders: tuple[str, str], plain: dict[s
         assert found[job] == plain[job], job
     assert found["stats"]["num_trees"] > 10
     assert found["stats"]["num_accepted_tokens"] > 10
+    return found["stats"]
 
 
-def test_samples_follow_the_models_distribution(tmp_path: Path) -> None:
-    model, number = tiny_llama(tmp_path, 5), 400
-    names = {"T = 1": {}, "cool": {"temperature": 0.7}}
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_samples_follow_the_models_distribution(tmp_path: Path, is_asynchronous: bool) -> None:
+    """Also of fixed shapes in steps that are planned ahead."""
+    model, number = tiny_llama(tmp_path, 5), 200 if is_asynchronous else 400
+    names = {"cool": {"temperature": 0.7}} if is_asynchronous else {"T = 1": {}, "cool": {"temperature": 0.7}}
     base = {"temperature": 1.0, "max_tokens": NUM_NEW, "ignore_eos": True, "detokenize": False}
     jobs = {name: {"prompts": [PROMPT] * number, "params": {**base, **params}} for name, params in names.items()}
-    found = run_jobs({**trees(str(tmp_path), tree=8), "max_num_seqs": 64}, jobs, is_next=True)
+    engine = planned_ahead(trees(str(tmp_path), tree=8)) if is_asynchronous else trees(str(tmp_path), tree=8)
+    found = run_jobs({**engine, "max_num_seqs": 64}, jobs, is_next=True)
     for name, params in names.items():
         counts = Counter(tuple(one["ids"]) for one in found[name])
         assert g_test(counts, exact(model, params)) > 1e-4
