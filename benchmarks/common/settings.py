@@ -1,7 +1,5 @@
 """What every result file records: versions, machine, threads, load, seed and command."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib.metadata
