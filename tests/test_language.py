@@ -34,7 +34,7 @@ FORMER_WORDS = {
     r"(?<!\bin[ -])(?<!\bout of )(?<!\btake )(?<!\btakes )(?<!\btook )(?<!\bdecimal )\bplaces?\b(?!\.\w)": (
         "position, depth and rank, node, device"
     ),
-    r"(?<!\bmodel )\bfamil(?:y|ies)\b(?!=)": "sampling scheme; kind of heads; architecture",
+    r"(?<!\bmodel )(?<!\bcpu )\bfamil(?:y|ies)\b(?!=| \d| \{)": "sampling scheme; kind of heads; architecture",
     r"\bof (?:a|an|the) \w+'s own\b(?! [\w`])": "name what it has: the row has a tree",
     r"\b(?:policy|policies|drafters?)\.commit\b": "`update`; only caches commit",
     r"\bdear(?:er|est|ly)?\b": "expensive, too expensive",
@@ -163,7 +163,7 @@ draft too dear|DEAR_HOST|draftDear|block_heads|is_dspark|what
 is none"""
 """Separated by bars or lines; the last one goes over the end of a line."""
 FINE = """lawn, flaws, Lawrence|in place of|in_place|takes place|three decimal places|placeholder
-the model family|family="monospace"|the target's own layers|layers of its own|the text's own ending
+the model family|family="monospace"|AMD EPYC (family 26, model 2)|the target's own layers|layers of its own|the text's own ending
 retell, hotel, intellect|note that|cache.commit(path)|admire|for lack of a better one
 coffers|stakeholders|threshold|prejudge|endearing
 there is no trace|there are no nodes|is no longer|costs are no more|is no matter|type(processors) is NoProcessors
