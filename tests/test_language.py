@@ -162,8 +162,9 @@ is no trace|paths_that_are_no_tree|beside vLLM|nothing_beside_it
 draft too dear|DEAR_HOST|draftDear|block_heads|is_dspark|what
 is none"""
 """Separated by bars or lines; the last one goes over the end of a line."""
-FINE = """lawn, flaws, Lawrence|in place of|in_place|takes place|three decimal places|placeholder
-the model family|family="monospace"|AMD EPYC (family 26, model 2)|the target's own layers|layers of its own|the text's own ending
+FINE = """lawn, flaws, Lawrence|in place of|in_place|takes place|three decimal places
+placeholder|AMD EPYC (family 26, model 2)
+the model family|family="monospace"|the target's own layers|layers of its own|the text's own ending
 retell, hotel, intellect|note that|cache.commit(path)|admire|for lack of a better one
 coffers|stakeholders|threshold|prejudge|endearing
 there is no trace|there are no nodes|is no longer|costs are no more|is no matter|type(processors) is NoProcessors
