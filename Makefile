@@ -55,7 +55,7 @@ help:
 	@echo "               (ARGS=--full: nine prompts, more rounds, sizes chosen on this machine)"
 	@echo "make bench     measure again: pass times, trees against chains, speeds in pairs"
 	@echo "               (hours; SPEC_BENCH=question.jsonl for its prompts)"
-	@echo "make bench-vllm plain vLLM, its n-gram and suffix methods, and trees at 1, 4 and 16 concurrent requests"
+	@echo "make bench-vllm plain vLLM, its n-gram and suffix methods, and trees by the number of concurrent requests"
 	@echo "make bench-peers plain decoding, transformers, other libraries (each in an environment of its own) and trees"
 	@echo "make release-check  build the wheel and run it in an empty environment"
 	@echo "make clean     remove what the others made"
@@ -112,7 +112,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.peers --drafters head+warm head warm --threads 1 $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
 
 bench-vllm: $(VLLM_VENV)/.ready $(VENV)/.bench
-	$(VLLM_BIN)/python -m benchmarks.vllm $(ARGS)
+	$(VLLM_BIN)/python -m benchmarks.vllm.serve $(ARGS)
 	$(VLLM_BIN)/python -m benchmarks.vllm.cpu_time
 
 bench-peers: $(VENV)/.bench $(PEERS)/economize/.ready $(PEERS)/dejavuu/.ready $(VLLM_VENV)/.ready
@@ -138,7 +138,7 @@ $(VLLM_VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_PIP) install $(VLLM)
 	$(VLLM_PIP) uninstall -y torchvision torchaudio torchcodec
-	$(VLLM_PIP) install -e . pytest pytest-timeout beartype
+	$(VLLM_PIP) install -e . pytest pytest-timeout beartype pandas
 	$(VLLM_PIP) install --no-deps $(PROMPTS)
 	@touch $@
 

@@ -8,8 +8,6 @@ a head of 32,000 rows.
     python -m benchmarks.accelerator --output benchmarks/results/accelerator.json
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -139,28 +137,19 @@ def calls(
 
 def report(data: dict[str, Any]) -> str:
     lines = [f"# On {data['device_name']}\n", f"{data['size']}, {data['dtype']}, torch {torch.__version__}.\n"]
-    lines.append(
-        markdown_table(
-            ["ms of a pass, by nodes", *map(str, NODES)],
-            [
-                [name, *(f"{by[str(n)]:.2f}" if str(n) in by else "" for n in NODES)]
-                for name, by in data["passes"].items()
-            ],
-        )
-    )
+    times = data["passes"].items()
+    rows = [[name, *(f"{by[str(n)]:.2f}" if str(n) in by else "" for n in NODES)] for name, by in times]
+    lines.append(markdown_table(["ms of a pass, by nodes", *map(str, NODES)], rows))
+    header = ["", "ms per token", "times plain", "tokens per pass", "tokens as plain"]
     for title, found in data["calls"].items():
-        rows = [
-            [
-                first,
-                name,
-                *(f"{value:.2f}" for value in (run["ms"], by[PLAIN]["ms"] / run["ms"], *list(run.values())[1:])),
-            ]
-            for first, by in found.items()
-            for name, run in by.items()
-        ]
-        header = [title, "", "ms per token", "times plain", "tokens per pass", "tokens as plain"]
-        lines.append(markdown_table(header, rows))
+        runs = ((first, name, by[PLAIN], run) for first, by in found.items() for name, run in by.items())
+        lines.append(markdown_table([title, *header], [[first, name, *_cells(*ms)] for first, name, *ms in runs]))
     return "\n".join(lines)
+
+
+def _cells(plain: dict[str, float], run: dict[str, float]) -> list[str]:
+    ms, *others = run.values()
+    return [f"{number:.2f}" for number in (ms, plain["ms"] / ms, *others)]
 
 
 def main() -> None:

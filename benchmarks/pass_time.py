@@ -14,8 +14,6 @@ PyTorch's large products.
 Medians, quartiles and all raw times are written to benchmarks/results/pass_time.{json,md}.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator

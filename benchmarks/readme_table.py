@@ -6,8 +6,6 @@ It stands between `<!-- peers -->` and `<!-- /peers -->`. `tests/benchmarks/test
 the file.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -9,8 +9,6 @@ pass takes two of the target's layers; verification and commit take a millisecon
     python -m benchmarks.scale head.json --drafter head
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

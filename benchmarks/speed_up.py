@@ -10,8 +10,6 @@ of the same drafters, its head in 8 bits as the block's.
     python -m benchmarks.speed_up --spec-bench question.jsonl
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

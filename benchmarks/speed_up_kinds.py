@@ -7,8 +7,6 @@ whether `speed_up` costs time where nothing can be gained: a kind below 0.97 is 
     python -m benchmarks.speed_up_kinds --mtp FOLDER
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

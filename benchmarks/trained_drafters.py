@@ -9,8 +9,6 @@ what the output file has of the same prompts stays.
     python -m benchmarks.trained_drafters head=shipped adapted=adapted/drafter --adapted-to benchmarks/common/sql.jsonl
 """
 
-from __future__ import annotations
-
 import json
 import time
 from itertools import product

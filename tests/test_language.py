@@ -34,7 +34,7 @@ FORMER_WORDS = {
     r"(?<!\bin[ -])(?<!\bout of )(?<!\btake )(?<!\btakes )(?<!\btook )(?<!\bdecimal )\bplaces?\b(?!\.\w)": (
         "position, depth and rank, node, device"
     ),
-    r"(?<!\bmodel )\bfamil(?:y|ies)\b(?!=)": "sampling scheme; kind of heads; architecture",
+    r"(?<!\bmodel )(?<!\bcpu )\bfamil(?:y|ies)\b(?!=| \d| \{)": "sampling scheme; kind of heads; architecture",
     r"\bof (?:a|an|the) \w+'s own\b(?! [\w`])": "name what it has: the row has a tree",
     r"\b(?:policy|policies|drafters?)\.commit\b": "`update`; only caches commit",
     r"\bdear(?:er|est|ly)?\b": "expensive, too expensive",
@@ -162,7 +162,8 @@ is no trace|paths_that_are_no_tree|beside vLLM|nothing_beside_it
 draft too dear|DEAR_HOST|draftDear|block_heads|is_dspark|what
 is none"""
 """Separated by bars or lines; the last one goes over the end of a line."""
-FINE = """lawn, flaws, Lawrence|in place of|in_place|takes place|three decimal places|placeholder
+FINE = """lawn, flaws, Lawrence|in place of|in_place|takes place|three decimal places
+placeholder|AMD EPYC (family 26, model 2)
 the model family|family="monospace"|the target's own layers|layers of its own|the text's own ending
 retell, hotel, intellect|note that|cache.commit(path)|admire|for lack of a better one
 coffers|stakeholders|threshold|prejudge|endearing

@@ -8,9 +8,9 @@ from helpers import weight
 
 from treespec.hf.add_ons import ADD_ONS
 
-LOOP = 3_205
-SPECULATION = 10_559
-DECODE = 11
+LOOP = 3_200
+SPECULATION = 10_500
+DECODE = 9
 
 
 def test_the_loop_imports_little():

@@ -1,9 +1,7 @@
 """How many draft tokens a rule accepts on a given tree, exactly in its coins, and how many any rule could accept."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +14,7 @@ from treespec.literature.transport import MAX_SUPPORT
 from treespec.policies import BestFirst, Chain, Paths, dyspec
 from treespec.protocols import Frontier, Proposal, TreePolicy, VerificationRule
 from treespec.sampling import inverse_cdf, truncate_probs
+from treespec.testing import EnumeratingSource, enumerate_traces
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES
 
@@ -211,17 +210,7 @@ def outcomes(
     rule: VerificationRule, tree: Any, target_probs: Callable[[int], Tensor]
 ) -> Iterator[tuple[float, Verdict]]:
     """Every outcome of a rule with its probability, draws without consequence left out."""
-    script: list[int] = []
-    while True:
-        rng = CountingSource(tree, script)
-        verdict = rule.verify(tree, target_probs, rng)
-        yield rng.weight, verdict
-        script, is_last = rng.taken, rng.is_last
-        while script and is_last[len(script) - 1]:
-            script.pop()
-        if not script:
-            return
-        script[-1] += 1
+    return enumerate_traces(lambda rng: rule.verify(tree, target_probs, rng), partial(CountingSource, tree))
 
 
 class RefusingSource:
@@ -240,24 +229,20 @@ class RefusingSource:
         return 0
 
 
-class CountingSource:
-    """Enumerates a rule's outcomes as far as acceptance depends on them: see `treespec.testing.EnumeratingSource`.
+class CountingSource(EnumeratingSource):
+    """Enumerates a rule's outcomes as far as acceptance depends on them.
 
     A token drawn at a node matters only where it is a child's, and only for rules that descend by it. Those flip no
     coins, so a draw after a flip is taken to be the last: every rule here is of one of these two sorts.
     """
 
-    def __init__(self, tree: Any, script: list[int]) -> None:
-        self._tree, self._script = tree, script
-        self._has_flipped = False
-        self.weight = 1.0
-        self.taken: list[int] = []
-        self.is_last: list[bool] = []
+    def __init__(self, tree: Any, script: Sequence[int]) -> None:
+        super().__init__(script)
+        self._tree, self._has_flipped = tree, False
 
     def flip(self, node: int, prob: Any) -> bool:
         self._has_flipped = True
-        prob = float(prob)
-        return self._branch([(True, prob), (False, 1 - prob)])
+        return super().flip(node, float(prob))
 
     def pick(self, node: int, weights: Tensor) -> int:
         if self._has_flipped or not self._tree.children(node):
@@ -265,16 +250,6 @@ class CountingSource:
         tokens = dict.fromkeys(self._tree.token(child) for child in self._tree.children(node))
         probs = {token: float(weights[token] / weights.sum()) for token in tokens}
         return self._branch([*probs.items(), (-1, 1 - sum(probs.values()))])
-
-    def _branch(self, outcomes: list[tuple[Any, float]]) -> Any:
-        options = [(outcome, weight) for outcome, weight in outcomes if weight > 0]
-        position = len(self.taken)
-        choice = self._script[position] if position < len(self._script) else 0
-        outcome, weight = options[choice]
-        self.weight *= weight
-        self.taken.append(choice)
-        self.is_last.append(choice + 1 == len(options))
-        return outcome
 
 
 def target_paths(probs: Distributions, texts: Sequence[int], length: int, seed: int) -> list[Context]:
@@ -302,11 +277,7 @@ def sampled_bound(kind: Kind, num_nodes: int, distributions: Distributions, path
     targets, drafts = distributions.target(prefixes), distributions.draft(prefixes)
     if kind.support is not None:
         drafts = [truncate_probs(draft, kind.support) for draft in drafts]
-    probs = (
-        torch.stack([distribution[token] for distribution, token in zip(targets, path, strict=True)])
-        .double()
-        .cumprod(0)
-    )
+    probs = torch.stack([target[token] for target, token in zip(targets, path, strict=True)]).double().cumprod(0)
 
     def held(node: int, start: int, end: int) -> float:
         """Pr(the subtree of `node`, reached by `path[:start]`, holds `path[:end]`)."""

@@ -5,8 +5,6 @@ was written by the model itself and holds no benchmark prompt. Warm merges have 
 of their parts on other prompts, like an object that has served some calls.
 """
 
-from __future__ import annotations
-
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable

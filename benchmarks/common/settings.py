@@ -1,7 +1,5 @@
 """What every result file records: versions, machine, threads, load, seed and command."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib.metadata
@@ -108,7 +106,7 @@ def _version(name: str) -> str | None:
 
 
 def _processor() -> str:
-    """The processor's name, its family and model where Linux says them (one name stands for several), and its cores."""
+    """The processor's name, its numbers where Linux says them (one name stands for several), and its cores."""
     file = Path("/proc/cpuinfo")
     lines = [line.split(":", 1) for line in file.read_text().splitlines() if ":" in line] if file.is_file() else []
     facts = {key.strip(): value.strip() for key, value in reversed(lines)}

@@ -8,8 +8,6 @@ over the round's prompts. No prompt of the demo took part in either. Chain and t
 the fastest ones. Pictures go to demo/.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -74,10 +72,8 @@ def main() -> None:
         console.print("[yellow]Other work on this machine will disturb the times.[/]")
     prepack_linears(model)
     bench = DemoBench(model, tokenizer, [p for p in prompts.DEMO if args.full or p.name in QUICK], args.new_tokens)
-    contestants, data = (
-        bench.contestants(),
-        settings(seed=args.seed, num_rounds=args.rounds, new_tokens=args.new_tokens),
-    )
+    data = settings(seed=args.seed, num_rounds=args.rounds, new_tokens=args.new_tokens)
+    contestants = bench.contestants()
     with progress_bar(console) as progress:
         task = progress.add_task("measuring", total=bench.num_calls(len(contestants), args.rounds))
         runs, agreements = measure_checked(contestants, bench, args.rounds, partial(progress.advance, task))

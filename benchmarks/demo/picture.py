@@ -1,7 +1,5 @@
 """One real step of a decoded text: its token tree, the accepted path and the target's probabilities."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

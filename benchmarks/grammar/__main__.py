@@ -8,8 +8,6 @@ without the tokenizer, so that a text which must follow is drafted only where it
     python -m benchmarks.grammar
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable
@@ -96,9 +94,8 @@ def measure(args: argparse.Namespace, model: Any, tokenizer: Any, console: Conso
     """By temperature: rounds, one per request. Finished rounds are kept in the user's cache folder."""
     requests = [(task, TASKS[task].requests[n]) for n in range(4) for task in TASKS][: args.requests]
     inputs = {f"{task}: {request}": encode(tokenizer, [Prompt(task, request)]) for task, request in requests}
-    store = Store(
-        smollm2.converted_folder().parent / "grammar" / f"{digest(args.seed, args.threads, files=[FILE])}.jsonl"
-    )
+    cache = smollm2.converted_folder().parent / "grammar"
+    store = Store(cache / f"{digest(args.seed, args.threads, files=[FILE])}.jsonl")
     everyone, found = contestants(model, tokenizer), {}
     for temperature in args.temperatures:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}

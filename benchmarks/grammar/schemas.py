@@ -1,7 +1,5 @@
 """JSON schemas, with requests (`tasks.json`), and their grammars by xgrammar. The texts that they allow are short."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@
 Results: benchmarks/results/hybrids.{json,md}.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -50,10 +48,8 @@ def main() -> None:
 
 
 def report(data: dict[str, Any]) -> str:
-    sizes = (
-        f"{data['hidden_size']} hidden, {data['layers']} layers, {data['texts']} texts, load {data['load_average']}.\n"
-    )
-    return "\n".join([*tables(data["results"]), sizes])
+    sizes = f"{data['hidden_size']} hidden, {data['layers']} layers, {data['texts']} texts"
+    return "\n".join([*tables(data["results"]), f"{sizes}, load {data['load_average']}.\n"])
 
 
 if __name__ == "__main__":

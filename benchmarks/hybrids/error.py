@@ -7,8 +7,6 @@ float64. Texts are few and bfloat16 coarse: there the ratios of another seed are
 transformers computes recurrences in float32 whatever the model's dtype: in the reference these are float64 too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Random models of every kind of recurrence, and the passes that they make by themselves; one that writes texts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What the joint-distribution benchmark runs: tiny models, their exact distribution, and every rule on the trees
 that it supports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace

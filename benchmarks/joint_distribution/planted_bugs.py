@@ -5,8 +5,6 @@ Mistakes of a rule are a rule with a `verify` of its own, those of the engine re
 By how much mistakes of rules and about trees shift a distribution, tests/verification/test_mutants.py enumerates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

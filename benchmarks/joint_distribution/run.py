@@ -15,8 +15,6 @@ it stopped. Results: benchmarks/results/joint_distribution/.
     python -m benchmarks.joint_distribution [--batches 100] [--rows 2000] [--more | --heads]
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import sys

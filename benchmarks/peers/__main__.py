@@ -17,8 +17,6 @@ the user's cache folder: started again, a run goes on where it stopped, with new
 file stay.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

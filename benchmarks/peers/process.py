@@ -3,8 +3,6 @@
 This module runs in environments without treespec, so it imports nothing of it.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What `benchmarks.peers` measured, as tables and a picture."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable

@@ -8,8 +8,6 @@ its raw numbers.
     python -m benchmarks.tree_vs_chain acceptance --spec-bench question.jsonl
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -5,8 +5,6 @@ have learned what their parts are worth along the texts that Sequoia's tables ar
 bring is measured by `benchmarks.verification`.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Sequence

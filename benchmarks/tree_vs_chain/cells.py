@@ -1,7 +1,5 @@
 """What is measured of one drafter along recorded texts: see `acceptance.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The tree policies that the benchmarks compare, each at any number of drafted tokens (nodes below the root)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Tables of what `benchmarks.tree_vs_chain` measured."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import fmean
 from typing import Any

@@ -8,8 +8,6 @@ where it was.
     OMP_NUM_THREADS=1 python -m benchmarks.verification
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections import defaultdict

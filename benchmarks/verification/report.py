@@ -1,7 +1,5 @@
 """Tables of what `benchmarks.verification` measured."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, NamedTuple

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-MODEL = Path.home() / ".cache" / "treespec" / "SmolLM2-135M-Instruct-float32"
+NAME = "SmolLM2-135M-Instruct"
+MODEL = Path.home() / ".cache" / "treespec" / f"{NAME}-float32"
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

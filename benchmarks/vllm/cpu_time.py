@@ -8,8 +8,6 @@ Greedy, held-out prompts of HumanEval and GSM8K, or Spec-Bench's questions alone
 NAME` prints where that engine's steps spend their time instead.
 """
 
-from __future__ import annotations
-
 import argparse
 import cProfile
 import importlib
@@ -23,10 +21,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common.prompts import DEMO, QUESTIONS, by_turns, held_out, questions
-from benchmarks.common.settings import RESULTS, load_average, markdown_table, settings, settings_lines, write_json
-from benchmarks.vllm import ENVIRONMENT, MODEL
+from benchmarks.common.settings import RESULTS, load_average, markdown_table, publish, settings
+from benchmarks.vllm import ENVIRONMENT, MODEL, NAME
 
-NAME = "SmolLM2-135M-Instruct"
 ENGINES: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "lookups": {"method": "treespec", "warm_start": NAME},
@@ -56,9 +53,7 @@ def main() -> None:
         return
     rows = [row for concurrency in args.concurrency for row in compare(concurrency, args)]
     data = settings(batches=args.batches, tokens=args.tokens, load=load_average(), rows=rows)
-    write_json(args.out, data)
-    args.out.with_suffix(".md").write_text(report(data))
-    print(report(data))
+    publish(args.out, data, report(data))
 
 
 def compare(concurrency: int, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -142,7 +137,7 @@ def report(data: dict[str, Any]) -> str:
         numbers = [f"{median(row['ms']):.1f}", f"{median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"]
         cells.append([str(row["concurrency"]), row["engine"], *numbers, identical])
     header = ["concurrent", "engine", "CPU ms per token", "times plain", "over batches", "identical"]
-    return "# CPU time in vLLM\n\n" + markdown_table(header, cells) + "\n" + settings_lines(data)
+    return "# CPU time in vLLM\n\n" + markdown_table(header, cells)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ cache. Engines "8B", of Llama-3.1-8B's sizes with dummy weights, are for times o
 written again and again, so that trees of looked-up tokens are accepted.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import importlib.metadata
@@ -32,10 +30,9 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.common.prompts import DEMO, held_out
-from benchmarks.common.settings import RESULTS, markdown_table, settings, settings_lines, write_json
-from benchmarks.vllm import ENVIRONMENT
+from benchmarks.common.settings import RESULTS, markdown_table, publish, settings
+from benchmarks.vllm import ENVIRONMENT, NAME
 
-NAME = "SmolLM2-135M-Instruct"
 TREE = {"method": "treespec", "tree": 16, "head": NAME, "warm_start": NAME}
 CHAIN = {**TREE, "tree": "[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]"}
 AUTO, LOOKUPS = {**TREE, "tree": "auto"}, {"method": "treespec", "tree": 12, "warm_start": NAME}
@@ -131,9 +128,7 @@ def main() -> None:
     data = settings(
         vllm=importlib.metadata.version("vllm"), card=_card(), rows=rows_of(parts), sampled=sampling_test(parts)
     )
-    write_json(args.out, data)
-    args.out.with_suffix(".md").write_text(report(data))
-    print(report(data))
+    publish(args.out, data, report(data))
 
 
 def part(args: argparse.Namespace, name: str) -> Path:
@@ -302,7 +297,7 @@ def report(data: dict[str, Any]) -> str:
     if timed:
         header = ["engine", "tree", "at once", "ms per token", "least", "most", "ms per step", "of it pass", "draft"]
         text += "\n" + markdown_table([*header, "nodes per text", "tokens per text"], timed)
-    return f"{text}\n{settings_lines(data)}"
+    return text
 
 
 def timed_cells(name: str, row: dict[str, Any]) -> list[str]:

@@ -4,13 +4,15 @@
 
 One server after the other, on a quiet machine: vLLM's processes poll while they wait for each other, so that CPU time
 would say as little as wall time. Greedy, held-out prompts of HumanEval and GSM8K, others for every number of requests.
-It needs pandas; the suffix method is skipped without its package, see `benchmarks.vllm`.
-"""
+It needs pandas; the suffix method is skipped without its package, which takes cmake and a C++ compiler:
 
-from __future__ import annotations
+    pip install nanobind==2.9.2
+    pip install --no-deps --no-build-isolation arctic-inference==0.1.1
+"""
 
 import argparse
 import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -26,10 +28,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.prompts import held_out
-from benchmarks.common.settings import RESULTS, load_average, markdown_table, settings, settings_lines, write_json
-from benchmarks.vllm import ENVIRONMENT, MODEL
-from benchmarks.vllm.__main__ import METHODS, is_installed
+from benchmarks.common.settings import RESULTS, load_average, markdown_table, publish, settings
+from benchmarks.vllm import ENVIRONMENT, MODEL, NAME
 
+METHODS: dict[str, dict[str, Any] | None] = {
+    "plain": None,
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+    "suffix": {"method": "suffix", "num_speculative_tokens": 8},
+    "treespec": {"method": "treespec", "num_speculative_tokens": 15, "warm_start": NAME},
+    "treespec head": {"method": "treespec", "num_speculative_tokens": 15, "drafter": "head", "head": NAME},
+    "treespec head + warm": {"method": "treespec", "num_speculative_tokens": 15, "head": NAME, "warm_start": NAME},
+    "treespec cold": {"method": "treespec", "num_speculative_tokens": 15},
+    "treespec 16": {"method": "treespec", "tree": 16, "warm_start": NAME},
+}
 NAMES = ("plain", "ngram", "suffix", "treespec head + warm")
 STARTUP_SECONDS, WAVES = 900, 2
 """Requests per number of requests at once."""
@@ -53,9 +64,15 @@ def main() -> None:
                 rows.append({"method": name, "concurrency": at_once, **found})
                 print(rows[-1], flush=True)
     data = settings(tokens=args.tokens, load=load_average(), rows=rows)
-    write_json(args.out, data)
-    args.out.with_suffix(".md").write_text(report(data))
-    print(report(data))
+    publish(args.out, data, report(data))
+
+
+def is_installed(method: str) -> bool:
+    """Whether a method's own package is there."""
+    if method != "suffix" or importlib.util.find_spec("arctic_inference"):
+        return True
+    print("suffix is skipped: it needs the package arctic-inference")
+    return False
 
 
 def num_requests(at_once: int) -> int:
@@ -148,7 +165,7 @@ def report(data: dict[str, Any]) -> str:
         speed, base = row["output_throughput"], plain[row["concurrency"]]["output_throughput"]
         numbers = f"{speed:.1f}", f"{speed / base:.2f}", f"{row['median_tpot_ms']:.1f}", f"{row['median_ttft_ms']:.0f}"
         cells.append([str(row["concurrency"]), row["method"], *numbers])
-    return "# `vllm bench serve`\n\n" + markdown_table(header, cells) + "\n" + settings_lines(data)
+    return "# `vllm bench serve`\n\n" + markdown_table(header, cells)
 
 
 if __name__ == "__main__":

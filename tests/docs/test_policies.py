@@ -7,8 +7,7 @@ from helpers.doc_snippets import run_page
 from helpers.toy_models import TableLM, TableSource
 
 from treespec import literature, policies
-from treespec.policies.control.candidates import CHAIN_LENGTHS, TREE_SIZES
-from treespec.policies.control.control import MOST_NODES
+from treespec.policies.control.control import CHAIN_LENGTHS, MOST_NODES, TREE_SIZES
 from treespec.verification.rule import BaseRule
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()

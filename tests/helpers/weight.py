@@ -7,6 +7,7 @@ are all lines of a file.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -85,16 +86,24 @@ def function_lengths() -> list[int]:
     return sorted((n.end_lineno or n.lineno) - n.lineno + 1 for n in functions)
 
 
+def way_limits() -> tuple[int, int]:
+    """The frames from `generate` to a pass and the kinds of objects that carry a call, as the test of both has them."""
+    text = (ROOT / "tests/hf/generation/test_way.py").read_text()
+    frames, carriers = re.findall(r"^(?:MOST_FRAMES|CARRIERS) = (.*)", text, re.MULTILINE)
+    return int(frames), len(ast.literal_eval(carriers))
+
+
 def report() -> str:
     """All that is counted."""
     rows = []
-    for folder in ("treespec", "recipes", "benchmarks", "tests"):
+    for folder in ("treespec", "treespec/policies/control", "recipes", "benchmarks", "tests"):
         files = list((ROOT / folder).rglob("*.py"))
         rows.append(f"{folder}: {sum(file.read_text().count(chr(10)) for file in files):,} lines, {len(files)} files")
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     rows.append(f"README and docs: {sum(len(page.read_text().split()) for page in pages):,} words, {len(pages)} pages")
     for name in ("engine.loop", "hf.generation.speculation"):
         rows.append(f"imported by treespec.{name}: {sum(closure(f'treespec.{name}').values()):,} lines")
+    rows.append("from generate to a pass: {} frames at most, {} kinds of objects carry a call".format(*way_limits()))
     rows.append(f"hf/generation/decode.py: {num_imports('treespec.hf.generation.decode')} imports")
     rows += [f"core to add-ons: {len(edges_to_add_ons())} imports", *(f"  {a} -> {b}" for a, b in edges_to_add_ons())]
     rows.append(f"import contracts: {(ROOT / '.importlinter').read_text().count('[importlinter:contract')}")

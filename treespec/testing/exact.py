@@ -54,11 +54,13 @@ class EnumeratingSource:
         return outcome
 
 
-def enumerate_traces(run: Callable[[RandomSource], _Result]) -> Iterator[tuple[Any, _Result]]:
+def enumerate_traces(
+    run: Callable[[RandomSource], _Result], source: Callable[[Sequence[int]], EnumeratingSource] = EnumeratingSource
+) -> Iterator[tuple[Any, _Result]]:
     """Every outcome of `run`, a pure function of its random source, with its weight; weights add up to one."""
     script: list[int] = []
     while True:
-        rng = EnumeratingSource(script)
+        rng = source(script)
         result = run(rng)
         yield rng.weight, result
         script = rng.taken

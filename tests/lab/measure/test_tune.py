@@ -11,10 +11,9 @@ from treespec.lab.measure import tune as module
 from treespec.lab.measure.candidates import Candidate, Limits, pick
 from treespec.lab.measure.estimates import Estimate
 from treespec.lab.measure.paired import Bench
-from treespec.lab.measure.tune import drafter_sets, tune
+from treespec.lab.measure.tune import Forecast, drafter_sets, tune
 from treespec.lab.pass_times import Profile
 from treespec.lab.setting import Setting
-from treespec.policies.control.control import Forecast
 
 
 def candidate(tree, speeds, step_ms=20.0, is_right=True):

@@ -140,7 +140,7 @@ def test_it_is_as_fast_as_the_best_fixed_choice(level_ms):
     rates = []
     for name in ("chain of 1", "chain of 3", "tree of 4", "tree of 8", "tree of 16", "tree of 32"):
         fixed = World(Control(), level_ms=level_ms, share=level_ms / 30, is_chain_only=name.startswith("chain"))
-        number = [c.name for c in fixed.control._learned.candidates].index(name)
+        number = list(fixed.control._learned.candidates).index(name)
         vars(fixed.control)["_decide"] = partial(fixed_choice, number)
         rates.append(fixed.run(80).tokens / fixed.ms)
     assert world.tokens / world.ms > 0.95 * max(rates), (rates, best_name(world))
@@ -161,13 +161,13 @@ def test_random_drafts_cost_little(claimed):
 def test_most_steps_that_do_not_draft_predict_and_learn_nothing(rows):
     """Three of four repeat the choice until a draft is tried again, or until a row leaves."""
     world = World(Control(), right=RANDOM, level_ms=4.0, share=0.13, rows=rows).run(60)
-    control, predict, num_predicted = world.control, world.control._predict, [0]
+    control, predict, num_predicted = world.control, world.control.predict, [0]
 
     def counted(ms_per_token):
         num_predicted[0] += 1
         return predict(ms_per_token)
 
-    vars(control)["_predict"] = counted
+    vars(control)["predict"] = counted
     world.run(100)
     assert world.names[-100:].count("plain") > 95
     assert num_predicted[0] <= 30

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from treespec.engine.stats import SpeculationStats
 from treespec.errors import RuleMismatchError, UnsupportedModelError
@@ -23,7 +25,6 @@ from treespec.lab.pass_times import Profile, pass_profile
 from treespec.lab.setting import AUTO, Setting, machine_facts, model_sizes
 from treespec.lab.setting import PLAIN as PLAIN_TREE
 from treespec.policies import Control
-from treespec.policies.control.control import Forecast
 
 NUM_FINALISTS = 2
 """Sets of drafters whose chains and trees are measured in pairs: those predicted to be fastest."""
@@ -103,6 +104,14 @@ def tune(
     return Tuned(replace(way, **facts), best, candidates, warnings)
 
 
+class Forecast(NamedTuple):
+    """A candidate's prediction per row: tokens per second, milliseconds and emitted tokens of a step."""
+
+    tokens_per_second: float
+    step_ms: float
+    tokens_per_pass: float
+
+
 @dataclass
 class _Search:
     bench: Bench
@@ -123,7 +132,9 @@ class _Search:
             self.bench.decode(prompt, {"custom_generate": speculation})
         shares = speculation.total_stats.acceptance_per_depth_and_rank
         self.acceptance[names] = [[round(share, 3) for share in ranks] for ranks in shares]
-        return control.forecasts()
+        rates, times = control.predict()
+        numbers = np.stack([1e3 * rates, times, rates * times], 1).tolist()
+        return {name: Forecast(*row) for name, row in zip(control.choice.tokens_per_second, numbers, strict=True)}
 
     def measure(self, ways: Sequence[Setting]) -> tuple[list[Candidate], float]:
         """The ways measured in pairs, and plain decoding's milliseconds per token."""

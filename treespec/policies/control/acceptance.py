@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from treespec.policies.calibration import Calibration
-from treespec.tree import TreeBatch
+from treespec.tree import HostTree, TreeBatch
 
 BIN_EDGES = (0.03, 0.15, 0.5, 0.7, 0.85, 0.97)
 """Bins of confidences; first and later siblings have their own."""
@@ -33,22 +33,17 @@ class DraftedTree:
         order: the nodes below the root by falling probability, parents first.
     """
 
-    def __init__(self, tokens: list[int], parents: list[int], values: list[float] | None, known: Calibration) -> None:
-        self.tokens, self.parents, self.depths, self.probs = tokens, [-1], [0], [1.0]
-        self.cells = [(False, 0)]
-        """Where a node's confidence is corrected, given that its parent is right."""
-        num_children = [0] * len(parents)
-        for node, above in enumerate(parents[1:], start=1):
-            if above < 0:
-                break  # Padding comes last.
+    def __init__(self, tree: HostTree, known: Calibration) -> None:
+        self.tokens, self.parents = tree.tokens, tree.parents
+        self.depths, self.probs, self.cells = [0], [1.0], [(False, 0)]
+        """Cells: where a node's confidence is corrected, given that its parent is right."""
+        num_children = [0] * len(tree.parents)
+        for above, claim in list(zip(tree.parents, tree.confidences(), strict=True))[1:]:
             rank = num_children[above]
             num_children[above] += 1
-            claim, bin_number = 0.5 * 0.35**rank, -1  # A guess, where the drafter does not say.
-            if values is not None:
-                claim = min(values[node] / values[above], 1.0) if values[above] > 0 else 1.0
-                bin_number = bisect(BIN_EDGES, claim)
-            self.cells.append((rank > 0, bin_number))
-            self.parents.append(above)
+            if not tree.values:
+                claim = 0.5 * 0.35**rank  # A guess, where the drafter does not say.
+            self.cells.append((rank > 0, bisect(BIN_EDGES, claim) if tree.values else -1))
             self.depths.append(self.depths[above] + 1)
             self.probs.append(self.probs[above] * known.estimate(claim, self.cells[-1:]))
         self.order = sorted(range(1, len(self.parents)), key=lambda node: -self.probs[node])
@@ -80,9 +75,7 @@ class Acceptance:
     """Expected accepted tokens of trees by their number of nodes.
 
     It keeps the mean probabilities of the first, second, ... best node of drafted trees, and how often there was one.
-
-    Args:
-        most: the most nodes below a root.
+    `most`: the most nodes below a root.
     """
 
     def __init__(self, most: int) -> None:
@@ -104,9 +97,7 @@ class Acceptance:
 
     def read(self, trees: TreeBatch) -> list[DraftedTree]:
         """A step's trees with their probabilities."""
-        values = [None] * trees.num_rows if trees.values is None else trees.values.tolist()
-        rows = zip(trees.tokens.tolist(), trees.parents.tolist(), values, strict=True)
-        return [DraftedTree(*row, self._known) for row in rows]
+        return [DraftedTree(tree, self._known) for tree in trees.host_trees()]
 
     def add(self, trees: Sequence[DraftedTree], asked: int) -> None:
         """Count what a step's trees, of which `asked` nodes below the root were asked for, show of all sizes."""

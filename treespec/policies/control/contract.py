@@ -1,11 +1,8 @@
 """The contract of a control: a policy that chooses at every step what is drafted, if anything."""
 
-# pyright: reportReturnType=false
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from treespec.protocols import DraftSource, TreePolicy, VerifiedStep
 from treespec.tree import TreeBatch
@@ -14,12 +11,10 @@ MOST_AHEAD = 256
 """Tokens that a call is expected to emit yet, unless it may emit fewer: what is read once pays in all their steps."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What one step drafted and why.
+class Choice(NamedTuple):
+    """What one step drafted, "plain", "chain of 4" or "tree of 16", and why.
 
-    `name`: "plain", "chain of 4", "tree of 16". `tokens_per_second`: predicted, per row, by
-    candidate; all candidates that the limits allow.
+    `tokens_per_second`: predicted, per row, by candidate.
     """
 
     name: str
@@ -27,8 +22,7 @@ class Choice:
     tokens_per_second: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class CallFacts:
+class CallFacts(NamedTuple):
     """What a `StepControl` knows of a call before its first step.
 
     Args:
@@ -72,9 +66,7 @@ class StepControl(ABC):
     def choose(self, num_rows: int, context: int, room: int = MOST_AHEAD) -> bool:
         """Choose what the next step drafts; False: nothing.
 
-        Args:
-            context: tokens of the longest row.
-            room: the most tokens that a row may still emit; 0: no draft token could be emitted.
+        `context`: tokens of the longest row; `room`: the most that a row may still emit, 0 where no draft can be.
         """
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:

@@ -7,24 +7,26 @@ children of a server's requests, which share the nodes of a pass: which ones dep
 Axis letters: J numbers of nodes, t numbers of tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Num
 
 from treespec.checks import ShowsOptions, check_count, check_flag, check_number
 from treespec.errors import ConfigError
-from treespec.policies.best_first import BestFirst
+from treespec.policies.best_first import CHILD_SHARE, BestFirst
+from treespec.policies.chain import Chain
 from treespec.policies.control.acceptance import Acceptance, DraftedTree
-from treespec.policies.control.candidates import LEAST_DRAWN, PLAIN, TREE_SIZES, candidates_of
 from treespec.policies.control.contract import MOST_AHEAD, CallFacts, Choice, StepControl
 from treespec.policies.control.pass_times import ON_ACCELERATOR, ON_HOST, DraftTimes, PassTimes
 from treespec.protocols import TreePolicy, VerifiedStep
 from treespec.tree import TreeBatch
 
+PLAIN = 0
+"""The number of the candidate that drafts nothing."""
+CHAIN_LENGTHS, TREE_SIZES = (1, 2, 3, 4, 6), (2, 4, 8, 16, 32)
+LEAST_DRAWN = 8
+"""The smallest tree where a call samples: small drawn ones accept less than they predict, and show little of larger."""
 MOST_NODES = 64
 """On an accelerator; on the host the largest of `TREE_SIZES`."""
 LEAST_GAIN = 1.03
@@ -43,24 +45,25 @@ READING_SHARE = 0.03
 """How much of the plain steps' time may be read to try a drafter again; in a batch, of all steps to come, at all."""
 REPEATED = 3
 """Steps that repeat a choice, as no draft pays or, for one text, drafts clearly do: without prediction or learning."""
-Rates = tuple[Float[np.ndarray, "C"], Float[np.ndarray, "C"]]
-"""Tokens per row and millisecond, and milliseconds of a step, by candidate."""
+ByCandidate = Float[np.ndarray, "C"]
 
 
-class Forecast(NamedTuple):
-    """A candidate's prediction per row: tokens per second, milliseconds and emitted tokens of a step."""
-
-    tokens_per_second: float
-    step_ms: float
-    tokens_per_pass: float
+def candidates_of(max_nodes: int, call: CallFacts) -> dict[str, TreePolicy]:
+    """By name and by size: plain decoding, then best-first trees, or chains where only chains can be run."""
+    plain: dict[str, TreePolicy] = {"plain": BestFirst(1)}
+    if call.is_chain_only:
+        return plain | {f"chain of {k}": Chain(k) for k in CHAIN_LENGTHS if k < max_nodes}
+    least = LEAST_DRAWN if call.is_sampling else 1
+    sizes = [size for size in TREE_SIZES if least <= size < max_nodes] + [max_nodes] * (max_nodes > 1)
+    return plain | {f"tree of {size}": BestFirst(size, child_share=CHILD_SHARE) for size in sizes}
 
 
 class _Learned:
     """What is known of one drafter in calls of one kind, and where the control stands between drafting and not."""
 
     def __init__(self, max_nodes: int, passes: PassTimes, call: CallFacts) -> None:
-        self.candidates = candidates_of(max_nodes, call.is_chain_only, LEAST_DRAWN if call.is_sampling else 1)
-        self.num_nodes = np.array([candidate.num_nodes - 1 for candidate in self.candidates])
+        self.candidates = candidates_of(max_nodes, call)
+        self.num_nodes = np.array([policy.max_nodes - 1 for policy in self.candidates.values()])
         sizes, most = np.arange(self.num_nodes[-1] + 1), self.num_nodes[:, None]
         is_cut = call.is_flat and not call.is_sampling
         self.is_size = (sizes <= most) & (sizes >= np.minimum(most, 1)) if is_cut else sizes == most
@@ -85,8 +88,7 @@ class Control(ShowsOptions, StepControl):
             known: in the first step, and without `pass_ms` wherever the clock is not read.
         is_timed: learn times from the steps served; None: unless the call samples with a seed. False makes choices
             depend on nothing but `pass_ms` and the texts.
-        pass_ms: milliseconds of the target's pass by number of nodes, where they were measured; None: a guess, which
-            the first steps correct.
+        pass_ms: measured milliseconds of the target's pass by number of nodes; None: a guess, which steps correct.
 
     Raises `ConfigError`: a number out of range, `pass_ms` without times.
     """
@@ -99,6 +101,7 @@ class Control(ShowsOptions, StepControl):
         pass_ms: Mapping[int, float] | None = None,
     ) -> None:
         self._max_nodes = None if max_nodes is None else min(check_count("max_nodes", max_nodes), MOST_NODES)
+        self.given_max_nodes = self._max_nodes
         self.max_latency_ms, self.pass_ms = max_latency_ms, pass_ms
         self.is_timed = None if is_timed is None else check_flag("is_timed", is_timed)
         if max_latency_ms is not None:
@@ -108,22 +111,14 @@ class Control(ShowsOptions, StepControl):
         for nodes, ms in (pass_ms or {}).items():
             check_count("a number of nodes in pass_ms", nodes)
             check_number("a time in pass_ms", ms, lambda ms: ms > 0, "be positive")
-        self._kept: dict[tuple, _Learned] = {}
-        self._drafter: Any = None
+        self._kept, self._drafter = dict[tuple, _Learned](), None
         self.begin(CallFacts(None))
 
     @property
     def max_nodes(self) -> int:
-        """See `TreePolicy`."""
         return self._max_nodes or MOST_NODES
 
-    @property
-    def given_max_nodes(self) -> int | None:
-        """The argument `max_nodes`."""
-        return self._max_nodes
-
     def begin(self, call: CallFacts) -> None:
-        """See `StepControl`."""
         if call.drafter is not self._drafter and not call.is_repeatable:
             self._kept, self._drafter = {}, call.drafter
         self._call, self._is_timed = call, not call.is_repeatable if self.is_timed is None else self.is_timed
@@ -137,14 +132,8 @@ class Control(ShowsOptions, StepControl):
         self._num_rows = self._context = 1
         self._num_read = self._num_repeated = 0  # Tokens of a row that the drafter has read; steps without a decision.
         self._is_repeated, self._number = False, PLAIN
-        self.current: TreePolicy = self._learned.candidates[-1].policy or BestFirst(1)
+        *_, self.current = self._learned.candidates.values()
         self.choice = Choice("plain", "no step yet", {})
-
-    def forecasts(self) -> dict[str, Forecast]:
-        """What is expected of every candidate in steps like the last one, by name."""
-        rates, times = self._predict(0.0)
-        numbers = zip(1e3 * rates, times, rates * times, strict=True)
-        return {c.name: Forecast(*map(float, row)) for c, row in zip(self._learned.candidates, numbers, strict=True)}
 
     def choose(self, num_rows: int, context: int, room: int = MOST_AHEAD, num_unread: int | None = None) -> bool:
         """See `StepControl`; `num_unread`: tokens that the drafter must read first, None: those decoded without it."""
@@ -152,26 +141,25 @@ class Control(ShowsOptions, StepControl):
         self._is_repeated = self._num_repeated > 0 and room > 0 and num_rows == self._num_rows
         if self._is_repeated:
             self._num_repeated -= 1
-            if self._number == PLAIN:
-                learned.num_plain += 1
-                return False
-            self._num_read = context
-            return True
-        self._num_rows, self._context, self._num_repeated = num_rows, context, 0
-        self._num_unread = num_rows * (context - self._num_read) if num_unread is None else num_unread
-        reading_ms = learned.passes.scale * learned.drafts.reading(self._num_unread)
-        rates, times = self._predict(reading_ms / max(min(room, MOST_AHEAD), 1))
-        number, reason = self._decide(rates, times, reading_ms, room) if room else (PLAIN, "no room for a draft")
-        self._number, self._rate, candidate = number, float(rates[number]), learned.candidates[number]
-        names = (c.name for c in learned.candidates)
-        self.choice = Choice(candidate.name, reason, dict(zip(names, (1e3 * rates).tolist(), strict=True)))
-        if candidate.policy is None:
-            return False
-        self.current, self._num_read = candidate.policy, context
-        return True
+            learned.num_plain += self._number == PLAIN
+        else:
+            self._num_rows, self._context, self._num_repeated = num_rows, context, 0
+            self._num_unread = num_rows * (context - self._num_read) if num_unread is None else num_unread
+            reading_ms = learned.passes.scale * learned.drafts.reading(self._num_unread)
+            rates, times = self.predict(reading_ms / max(min(room, MOST_AHEAD), 1))
+            self._number, reason = self._decide(rates, times, reading_ms, room)
+            self._rate = float(rates[self._number])
+            by_name = dict(zip(learned.candidates, (1e3 * rates).tolist(), strict=True))
+            self.choice = Choice(list(by_name)[self._number], reason, by_name)
+        if self._number != PLAIN:
+            self.current, self._num_read = learned.candidates[self.choice.name], context
+        return self._number != PLAIN
 
-    def _predict(self, ms_per_token: float) -> Rates:
-        """`ms_per_token`: what the drafter must read first, spread over the tokens that a row may still emit."""
+    def predict(self, ms_per_token: float = 0.0) -> tuple[ByCandidate, ByCandidate]:
+        """Tokens per row and millisecond, and milliseconds, of steps like the last one.
+
+        `ms_per_token`: what the drafter must read first, spread over the tokens that a row may still emit.
+        """
         learned, acceptance = self._learned, self._learned.acceptance
         emitted = np.maximum((1 + acceptance.expected) * self._slowest(), 1.0)
         drafts = learned.drafts.predict(learned.num_levels, self._num_rows * learned.num_nodes)
@@ -191,12 +179,12 @@ class Control(ShowsOptions, StepControl):
     def _pass_ms(self, num_tokens: Num[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
         return self._learned.passes.predict(num_tokens, self._num_rows, self._context)
 
-    def _decide(
-        self, rates: Float[np.ndarray, "C"], times: Float[np.ndarray, "C"], reading_ms: float, room: int
-    ) -> tuple[int, str]:
+    def _decide(self, rates: ByCandidate, times: ByCandidate, reading_ms: float, room: int) -> tuple[int, str]:
         """The number of the candidate to take, and the reason."""
         learned = self._learned
-        if self.max_latency_ms is not None and not learned.passes.is_scaled:
+        if not room:
+            return PLAIN, "no room for a draft"
+        if self.max_latency_ms is not None and not learned.passes.latest:
             return PLAIN, "max_latency_ms needs the time of a pass: of a step before, or as pass_ms="
         drafting = np.where(times <= (self.max_latency_ms or np.inf), rates, 0.0)
         drafting[PLAIN] = 0.0
@@ -247,7 +235,6 @@ class Control(ShowsOptions, StepControl):
         return [np.inf, *probs][int(profits.argmax())]
 
     def learn(self, step: VerifiedStep, draft_ms: float, other_ms: float | None) -> None:
-        """See `StepControl`."""
         if self._is_repeated:
             return
         learned, trees, num_rows = self._learned, self._trees, step.trees.num_rows
@@ -260,12 +247,9 @@ class Control(ShowsOptions, StepControl):
             self._emitted = emitted + (self._emitted if len(self._emitted) == num_rows else 0.0)
             if learned.wait > FIRST_WAIT and emitted.mean() * self._slowest() - 1 > learned.break_even:
                 learned.num_plain = learned.wait = FIRST_WAIT  # One draft that pays is followed by another.
-        if not self._is_timed:
-            return
-        if other_ms is not None:
+        if self._is_timed and other_ms is not None:
             num_tokens = sum(num_nodes) if self._call.is_flat else num_rows * step.trees.max_nodes
             learned.passes.update(num_tokens, num_rows, self._context, other_ms)
-        if trees:
+        if self._is_timed and trees:
             levels, drafted = float(learned.num_levels[self._number]), sum(len(tree.order) for tree in trees)
-            time = draft_ms / learned.passes.scale
-            learned.drafts.update(levels, drafted, self._num_unread, self._num_rows, time)
+            learned.drafts.update(levels, drafted, self._num_unread, self._num_rows, draft_ms / learned.passes.scale)

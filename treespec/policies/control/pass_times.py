@@ -48,12 +48,7 @@ class Times:
         self._pull = np.column_stack([np.diag(precision), precision * self.coefficients])
         self._sums = np.zeros_like(self._pull)
         """[f, f + 1]: products of the features with each other and, last, with the values."""
-        self.scale, self._latest = scale or 1.0, deque([scale] * 2 if scale else (), maxlen=SCALE_STEPS)
-
-    @property
-    def is_scaled(self) -> bool:
-        """Whether any time is known."""
-        return bool(self._latest)
+        self.scale, self.latest = scale or 1.0, deque([scale] * 2 if scale else (), maxlen=SCALE_STEPS)
 
     def relative(self, features: Sequence[float]) -> float:
         """The predicted time, without the scale."""
@@ -62,8 +57,8 @@ class Times:
     def add(self, features: Sequence[float], time: float) -> None:
         """Learn one time."""
         expected = self.relative(features)
-        self._latest.append(max(time, 1e-6) / expected)
-        self.scale = median_low(self._latest)
+        self.latest.append(max(time, 1e-6) / expected)
+        self.scale = median_low(self.latest)
         value = min(max(time / self.scale, expected / MOST_ERROR), MOST_ERROR * expected)
         observed = np.array([*features, value]) / expected
         self._sums = FORGETTING * self._sums + observed[:-1, None] * observed
@@ -85,9 +80,6 @@ class PassTimes(Times):
     Args:
         pass_ms: measured passes of one row by number of tokens; None: nothing was measured.
         shape: such a curve of any unit, where nothing was measured.
-
-    Attributes:
-        slope: what one of many tokens takes, in passes over one token.
     """
 
     def __init__(self, pass_ms: Mapping[int, float] | None = None, shape: Mapping[int, float] = ON_HOST) -> None:
@@ -101,14 +93,12 @@ class PassTimes(Times):
         unit_ms = float(np.interp(1, self._tokens, ms))
         self._more = ms / unit_ms - 1
         self.slope = float((self._more[-1] - self._more[-2]) / (self._tokens[-1] - self._tokens[-2]))
+        """What one of many tokens takes, in passes over one token."""
         units = GUESSED_UNITS if pass_ms is None and shape is ON_HOST else KNOWN_UNITS
         super().__init__((1.0, 1.0, 0.0, self.slope, 0.0), units, unit_ms if pass_ms else None)
 
     def predict(self, num_tokens: Num[np.ndarray, "t"], num_rows: int = 1, context: int = 0) -> Float[np.ndarray, "t"]:
-        """Milliseconds of steps with these numbers of tokens, of all rows; beyond those measured along the last slope.
-
-        `context`: tokens of the longest text.
-        """
+        """Milliseconds of steps with these numbers of tokens, of all rows; past those measured along the last slope."""
         constant, shape, linear, per_row, per_token = self.coefficients.tolist()
         least = max(constant + per_row * (num_rows - 1) + per_token * num_rows * context / 1024, LEAST)
         nodes = num_tokens - num_rows
@@ -128,10 +118,7 @@ class PassTimes(Times):
 class DraftTimes(Times):
     """The time of drafting in passes over one token: a start, a draft pass per level, a little per node, reading.
 
-    Args:
-        pass_share: what a level's draft pass is expected to take before anything was observed; 0: drafting takes no
-            passes.
-        token_share: what reading a token is expected to take.
+    `pass_share`, `token_share`: what a level's pass and reading a token are expected to take at first; 0 for lookups.
     """
 
     def __init__(self, pass_share: float = 0.0, token_share: float = 0.0) -> None:
