@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from treespec import TreeBatch, Verdict
-from treespec.policies.control.contract import CallFacts
-from treespec.policies.control.control import Control
+from treespec.policies.control import CallFacts, Control
 from treespec.protocols import Scores, VerifiedStep
 
 

@@ -6,7 +6,7 @@ from treespec.checks import AUTO, is_policy
 from treespec.errors import ConfigError
 from treespec.policies.best_first import CHILD_SHARE, BestFirst, SpecExec
 from treespec.policies.chain import Chain, StopRule
-from treespec.policies.control.control import Control
+from treespec.policies.control import Control
 from treespec.policies.growing import TreeBuilder
 from treespec.policies.named import delayed_branching, dyspec, eagle2, opt_tree
 from treespec.policies.paths import KAry, Paths

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from treespec.drafters import Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
 from treespec.errors import ConfigError
-from treespec.policies.control.contract import CallFacts
-from treespec.policies.control.control import Control
+from treespec.policies.control import CallFacts, Control
 from treespec.protocols import PathProcessors, Scores, ServingDrafter, Session, VerifiedStep
 from treespec.sampling import NoProcessors
 from treespec.tree import TreeBatch, Verdict

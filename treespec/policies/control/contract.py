@@ -12,10 +12,7 @@ MOST_AHEAD = 256
 
 
 class Choice(NamedTuple):
-    """What one step drafted, "plain", "chain of 4" or "tree of 16", and why.
-
-    `tokens_per_second`: predicted, per row, by candidate.
-    """
+    """What one step drafted ("plain", "tree of 16"), why, and each candidate's predicted tokens per second of a row."""
 
     name: str
     reason: str

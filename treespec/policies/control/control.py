@@ -129,9 +129,8 @@ class Control(ShowsOptions, StepControl):
             found[key] = _Learned(most, PassTimes(self.pass_ms, ON_HOST if call.is_on_host else ON_ACCELERATOR), call)
         self._learned, self._trees = found[key], list[DraftedTree]()
         self._emitted = np.zeros(0)  # By the rows of a batch in steps that drafted, since the last one left.
-        self._num_rows = self._context = 1
+        self._num_rows, self._context, self._number, self._is_repeated = 1, 1, PLAIN, False
         self._num_read = self._num_repeated = 0  # Tokens of a row that the drafter has read; steps without a decision.
-        self._is_repeated, self._number = False, PLAIN
         *_, self.current = self._learned.candidates.values()
         self.choice = Choice("plain", "no step yet", {})
 
