@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,15 +22,16 @@ from treespec.tree.highest import highest
 from treespec.tree.history import History
 from treespec.tree.transfer import download
 from treespec.vllm.drafts import depth_first, roots_alone
-from treespec.vllm.heads import ServedHead
-from treespec.vllm.options import Options
+from treespec.vllm.options import READERS, Options
+from treespec.vllm.pages import OnPages
+
+if TYPE_CHECKING:
+    from treespec.vllm.readers import Reader
 
 EAGER_STEPS = 8
 """Steps without a draft from which drafters learn all the same, before they rest until the next draft."""
 COLD_DRAFTS = 3
 """The first drafts of an engine load a device's kernels, which may take a hundred times as long as a draft."""
-HEAD_SHARE = 0.05
-"""A head's pass is at first expected to take this share of the target's."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,16 @@ class Drafting:
         options: Options,
         vocab_size: int,
         seed: int = 0,
-        head: ServedHead | None = None,
+        reader: Reader | None = None,
         is_on_host: bool = True,
         is_chain_only: bool = False,
     ) -> None:
-        """head: with its pages; `is_on_host`: the target runs on the CPU, where passes over more tokens cost more."""
-        self.drafter, self._head, policy = make_drafter(options, head), head, options.policy
+        """`reader`: a head has its pages; `is_on_host`: the target runs on the CPU, where more tokens cost more."""
+        self.drafter, self._reader, policy = make_drafter(options, reader), reader, options.policy
         is_own = ":" in options.drafter
         self.control = policy if isinstance(policy, Control) else None
         if self.control is not None:
-            share = 0.0 if head is None else HEAD_SHARE
+            share = 0.0 if reader is None else reader.share
             facts = CallFacts(self.drafter, share, is_own, is_chain_only, is_flat=True, is_on_host=is_on_host)
             self.control.begin(facts)
         self.requests: list[str] = []
@@ -151,13 +153,13 @@ class Drafting:
 
     def num_unread(self, rows: Sequence[ServedRow]) -> int:
         """Tokens of these requests that have to be read before a draft, after a step that was not learned yet."""
-        if self._head is None:
+        if self._reader is None:
             return 0
-        unread, missed = dict(zip(self.requests, self._head.unread, strict=True)), self._missed
+        unread, missed = dict(zip(self.requests, self._reader.unread, strict=True)), self._missed
         return sum(
             unread[row.request] + len(missed.get(row.request, ())) + len(row.emitted)
             if row.request in unread
-            else self._head.unread_of(row.length)
+            else self._reader.unread_of(row.length)
             for row in rows
         )
 
@@ -174,17 +176,17 @@ class Drafting:
         if max(rooms) < 1:
             return roots_alone([row.emitted[-1] for row in rows])
         number = {request: row for row, request in enumerate(self.requests)}
-        if self._head is not None and tables is not None:
+        if isinstance(self._reader, OnPages) and tables is not None:
             numbers = {row.request: row.tree_row for row in rows}
-            self._head.pages.tables = tables[[numbers[request] for request in self.requests]]
+            self._reader.pages.tables = tables[[numbers[request] for request in self.requests]]
         trees = self.drafter.propose(max(rooms)).select_rows([number[row.request] for row in rows])
         if trees.max_nodes > 1 + min(rooms):
             trees = trees.limit_depth(rooms)
         return depth_first(trees)
 
 
-def make_drafter(options: Options, head: ServedHead | None = None) -> ServingDrafter:
-    """The drafter of these options, with the tables of the warm start, and with this head.
+def make_drafter(options: Options, reader: Reader | None = None) -> ServingDrafter:
+    """The drafter of these options, with the tables of the warm start, and with this head or draft model.
 
     Raises:
         ConfigError: a class that cannot be imported, or one whose objects are no `ServingDrafter`.
@@ -203,8 +205,8 @@ def make_drafter(options: Options, head: ServedHead | None = None) -> ServingDra
     warm = load(name) if name is not None else None
     recycling = TokenRecycling() if warm is None else warm.recycling()
     suffix = SuffixLookup(store=SuffixStore()) if warm is None else warm.suffix()
-    single = {"recycling": recycling, "suffix": suffix, "head": head}
-    return single.get(options.drafter) or Merge([recycling, suffix] if head is None else [head, recycling, suffix])
+    single = {"recycling": recycling, "suffix": suffix, **dict.fromkeys(READERS, reader)}
+    return single.get(options.drafter) or Merge([*([reader] if reader else []), recycling, suffix])
 
 
 def _import(path: str) -> Callable[[], object]:
