@@ -48,9 +48,9 @@ def test_others_are_refused_with_what_to_do(tmp_path: Path) -> None:
     tiny_llama(tmp_path / "llama", VOCAB)
     with pytest.raises(ConfigError, match=r"llama has a vocabulary of 96 tokens, tiny one of 97: "):
         load(tmp_path / "llama", vocab=VOCAB + 1)
-    states = zoo.build(zoo.BY_NAME["qwen3_next"])
+    states = zoo.build(zoo.BY_NAME["qwen3_5_text"])
     states.save_pretrained(tmp_path / "states")
-    with pytest.raises(ConfigError, match=r"states cannot draft trees in vLLM \(Qwen3NextForCausalLM\)"):
+    with pytest.raises(ConfigError, match=r"states cannot draft trees in vLLM \(Qwen3_5ForCausalLM\)"):
         load(tmp_path / "states", vocab=states.config.vocab_size)
     learned = zoo.build(zoo.BY_NAME["gpt2"])
     learned.save_pretrained(tmp_path / "learned")

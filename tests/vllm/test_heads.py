@@ -23,9 +23,9 @@ from treespec.heads.modules.layers import LayerConfig
 from treespec.testing import enumerate_continuations, g_test, uncached
 from treespec.tree import TreeBatch
 from treespec.vllm import heads, pages
-from treespec.vllm.head_products import pack_products
 from treespec.vllm.heads import ServedHead, load_served_head
 from treespec.vllm.options import Options
+from treespec.vllm.readers import pack_products
 
 SIZE, OPTIONS = 16, Options(7, "head", NUM_NODES, head="given")
 TINY = SimpleNamespace(model="tiny")

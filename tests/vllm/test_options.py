@@ -51,7 +51,10 @@ def test_sizes(config: dict[str, Any], number: int, nodes: int) -> None:
         ({"drafter": "draft_model", "head": "mtp"}, "needs draft_model=, a folder or a hub name"),
         ({"draft_model": "a", "drafter": "head"}, "needs head="),
         ({"draft_model": "a", "drafter": "recycling"}, "drafter='draft_model' or 'merge'"),
-        ({"draft_model": "a", "head": "mtp"}, "one model drafts, got head and draft_model"),
+        (
+            {"draft_model": "a", "head": "mtp"},
+            "one model drafts, with drafter='head' or 'merge': leave out one of head and",
+        ),
         ({"verification": "block"}, "chains only"),
         ({"verification": "token", "tree": [[0], [1]]}, "chains only"),
     ],

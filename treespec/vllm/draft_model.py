@@ -18,6 +18,7 @@ from treespec.drafters.model.token_map import left_padded
 from treespec.errors import ConfigError
 from treespec.hf.cache.caches import filled_layers
 from treespec.hf.cache.slot_cache import SlotCache
+from treespec.hf.introspect import model_facts
 from treespec.hf.loading.models import load_model
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.tree_scorer import TreeScorer
@@ -90,14 +91,9 @@ class ServedModel(DraftModel):
             [values[row] for row in rows] for values in (self._num_cached, self._root_logits, self._is_read)
         )
 
-    @property
-    def unread(self) -> list[int]:
-        """Tokens of every row that the next draft reads first."""
-        return self._num_missing()
-
-    def unread_of(self, length: int) -> int:
-        """The same of a text of this length that joins."""
-        return length
+    def num_unread(self, length: int, row: int | None) -> int:
+        """Tokens that a draft for a text of this length reads first; `row`: the drafter's, None of one that joins."""
+        return length if row is None else length - self._num_cached[row]
 
     def _catch_up(self) -> Tensor:
         joined = [row for row, is_read in enumerate(self._is_read) if not is_read]
@@ -126,19 +122,19 @@ def load_served_model(name: str, config: Any, num_weights: int, device: torch.de
     Raises:
         CheckpointError: see `load_model`.
         ConfigError: it has another vocabulary, cannot draft trees, or has too few positions.
+        UnsupportedModelError: see `make_scorer`.
     """
     model: Any = load_model(name, dtype=config.dtype).to(device).eval()
-    scorer = make_scorer(model)
-    if scorer.vocab_size != config.get_vocab_size():
+    facts, vocab_size = model_facts(model), config.get_vocab_size()
+    if facts.num_logits != vocab_size:
         raise ConfigError(
-            f"the draft model {name} has a vocabulary of {scorer.vocab_size} tokens, {config.model} one of "
-            f"{config.get_vocab_size()}: trees are drafted by models with the target's vocabulary"
+            f"the draft model {name} has a vocabulary of {facts.num_logits} tokens, {config.model} one of "
+            f"{vocab_size}: trees are drafted by models with the target's vocabulary"
         )
+    scorer = make_scorer(facts)
     if type(scorer) is not TreeScorer or scorer.capability != Capability.TREE:
-        raise ConfigError(f"the draft model {name} cannot draft trees in vLLM ({scorer.facts.name}): take another")
-    if scorer.max_positions is not None and scorer.max_positions < config.max_model_len:
-        raise ConfigError(
-            f"the draft model {name} has {scorer.max_positions} positions: set max_model_len to that, from "
-            f"{config.max_model_len}"
-        )
-    return ServedModel(JoinedScorer(scorer.facts), scorer.num_weights / num_weights)
+        raise ConfigError(f"the draft model {name} cannot draft trees in vLLM ({facts.name}): take another")
+    if facts.max_positions is not None and facts.max_positions < config.max_model_len:
+        most = f"set max_model_len to that, from {config.max_model_len}"
+        raise ConfigError(f"the draft model {name} has {facts.max_positions} positions: {most}")
+    return ServedModel(JoinedScorer(facts), scorer.num_weights / num_weights)

@@ -13,15 +13,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.drafters import Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
+from treespec.drafters.base import single_nodes
 from treespec.errors import ConfigError
 from treespec.policies.control import CallFacts, Control
-from treespec.protocols import PathProcessors, Scores, ServingDrafter, Session, VerifiedStep
+from treespec.protocols import Scores, ServingDrafter, Session, VerifiedStep
 from treespec.sampling import NoProcessors
 from treespec.tree import TreeBatch, Verdict
 from treespec.tree.highest import highest
 from treespec.tree.history import History
 from treespec.tree.transfer import download
-from treespec.vllm.drafts import depth_first, roots_alone
+from treespec.vllm.drafts import depth_first
 from treespec.vllm.options import READERS, Options
 from treespec.vllm.pages import OnPages
 
@@ -95,7 +96,7 @@ class Drafting:
         session = Session(
             history=self._history,
             is_sampling=is_own,  # Trees of drawn children could not be cut to sizes.
-            processors=_NO_PROCESSORS,
+            processors=NoProcessors(),  # Requests have different ones, which only the target applies.
             generator=torch.Generator("cpu").manual_seed(seed),  # Shares nothing with verification.
             device=torch.device("cpu"),
             vocab_size=vocab_size,
@@ -155,13 +156,8 @@ class Drafting:
         """Tokens of these requests that have to be read before a draft, after a step that was not learned yet."""
         if self._reader is None:
             return 0
-        unread, missed = dict(zip(self.requests, self._reader.unread, strict=True)), self._missed
-        return sum(
-            unread[row.request] + len(missed.get(row.request, ())) + len(row.emitted)
-            if row.request in unread
-            else self._reader.unread_of(row.length)
-            for row in rows
-        )
+        numbers = {request: number for number, request in enumerate(self.requests)}
+        return sum(self._reader.num_unread(row.length, numbers.get(row.request)) for row in rows)
 
     def propose(self, rows: Sequence[ServedRow], tables: np.ndarray | None = None) -> TreeBatch:
         """Trees in depth-first order for the requests of the last `update`, in the order of `rows`.
@@ -174,7 +170,7 @@ class Drafting:
         self._num_plain = 0  # The next step says what became of the draft, verified or not.
         rooms = [row.room - 1 for row in rows]
         if max(rooms) < 1:
-            return roots_alone([row.emitted[-1] for row in rows])
+            return single_nodes(torch.tensor([row.emitted[-1] for row in rows], device="cpu"))
         number = {request: row for row, request in enumerate(self.requests)}
         if isinstance(self._reader, OnPages) and tables is not None:
             numbers = {row.request: row.tree_row for row in rows}
@@ -228,12 +224,3 @@ def flat_step(
         starts[row.tree_row] + node for row, n in zip(rows, chosen.num_nodes.tolist(), strict=True) for node in range(n)
     ]
     return FlatStep(chosen, [row.verdict for row in rows], Scores(logits), [row.emitted for row in rows], nodes)
-
-
-class _NoProcessors(NoProcessors):
-    """The requests have different processors, which only the target applies; texts of all lengths draft together."""
-
-    ignores_padding = True
-
-
-_NO_PROCESSORS: PathProcessors = _NoProcessors()

@@ -17,7 +17,6 @@ from treespec.heads.files.build import build_head
 from treespec.heads.files.checkpoint import read_checkpoint
 from treespec.heads.files.fitting import check_target, fused_layers, shipped_head
 from treespec.heads.mtp.files import DRAFT_VOCAB, is_speculators_mtp
-from treespec.vllm.head_products import pack_products
 from treespec.vllm.options import OWN_LAYERS
 from treespec.vllm.pages import OnPages
 
@@ -57,7 +56,6 @@ def load_served_head(
     check_target(head.config, name, config.model, embedding.shape[1], [len(embedding)])
     if type(head) is not Eagle3Head:
         raise ConfigError(f"{name} is a {type(head).__name__}: EAGLE-3 heads and MTP layers are served in vLLM")
-    pack_products(head)
     served = ServedHead(head, fused_layers(head.config, name, len(_language(model).model.layers)))
     model.set_aux_hidden_state_layers(served.hidden_layers)
     return served

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from treespec.errors import UnsupportedModelError
 from treespec.heads.mtp.drafter import Mtp
 from treespec.hf.loading.mtp import load_mtp
-from treespec.vllm.head_products import pack_products
 from treespec.vllm.pages import OnPages
 
 
@@ -47,7 +46,6 @@ def load_served_mtp(
         CheckpointError: see `load_mtp`.
     """
     drafter = load_mtp(_stand_in(config, embedding, lm_head), folder)
-    pack_products(drafter.head)
     return ServedMtp(drafter.head, drafter.hidden_layers)
 
 

@@ -8,10 +8,8 @@ from typing import Any
 
 from treespec.checks import AUTO, check_count
 from treespec.errors import ConfigError
-from treespec.policies import BestFirst, Control, Paths
-from treespec.policies.best_first import CHILD_SHARE
+from treespec.policies import Control, Paths, as_policy
 from treespec.protocols import TreePolicy
-from treespec.tree import parse_paths
 from treespec.verification.registry import RULES
 from treespec.verification.rule import Requirements
 
@@ -71,12 +69,9 @@ class Options:
         given = [name for name in READERS if getattr(self, name) is not None]
         if self.drafter in READERS and self.drafter not in given:
             raise ConfigError(f"drafter={self.drafter!r} needs {self.drafter}=, {READERS[self.drafter]}")
-        for name in given:
-            if self.drafter not in (name, "merge"):
-                drafts = f"{name}= drafts with drafter={name!r} or 'merge'"
-                raise ConfigError(f"{drafts}, got {self.drafter!r}: leave out one of both")
-        if len(given) > 1:
-            raise ConfigError(f"one model drafts, got {' and '.join(given)}: leave out one of both")
+        if len(given) > 1 or (given and self.drafter not in (*given, "merge")):
+            drafts = f"one model drafts, with drafter={given[0]!r} or 'merge'"
+            raise ConfigError(f"{drafts}: leave out one of {' and '.join(given)} and {self.drafter!r}")
 
     def _check_rule(self) -> None:
         rule = RULES.get(self.verification)
@@ -105,17 +100,13 @@ class Options:
         if unknown := sorted(set(options) - set(names)):
             raise ConfigError(f"method 'treespec' does not know {', '.join(unknown)}; it knows {', '.join(names)}")
         if "tree" in options and "num_speculative_tokens" not in options and options["tree"] != AUTO:
-            options["num_speculative_tokens"] = max(_num_nodes(options["tree"]) - 1, 1)
+            options["num_speculative_tokens"] = max(_policy(options["tree"]).max_nodes - 1, 1)
         return cls(**options)
 
     @property
     def policy(self) -> TreePolicy:
         """How trees are grown, before any is cut to what it is worth."""
-        if self.tree == AUTO:
-            return Control(self.num_speculative_tokens + 1)
-        if isinstance(self.tree, int):
-            return BestFirst(_num_nodes(self.tree), child_share=CHILD_SHARE)
-        return Paths(self.tree)
+        return Control(self.num_speculative_tokens + 1) if self.tree == AUTO else _policy(self.tree)
 
 
 def asked_of(config: Any) -> dict[str, Any] | None:
@@ -146,9 +137,9 @@ def asked_of(config: Any) -> dict[str, Any] | None:
     return {"drafter": drafter, drafter: files, **options}
 
 
-def _num_nodes(tree: Any) -> int:
-    """The nodes of a tree of this size or shape, root included."""
+def _policy(tree: Any) -> TreePolicy:
+    """The policy of a size or a shape."""
     if isinstance(tree, bool) or (isinstance(tree, int) and tree < 1):
         forms = "'auto', a positive number of nodes, or rank paths such as [(0,), (1,), (0, 0)]"
         raise ConfigError(f"tree must be {forms}, got {tree!r}")
-    return tree if isinstance(tree, int) else len(parse_paths(tree)) + 1
+    return as_policy(tree)

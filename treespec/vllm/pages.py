@@ -15,7 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from treespec.heads.drafting.levels import LevelDrafter
 from treespec.heads.drafting.unread_features import MAX_COLUMNS, Pairs, UnreadFeatures
 from treespec.protocols import Session, VerifiedStep
-from treespec.tree import pad_rows
+from treespec.tree import Path, pad_rows
+from treespec.vllm.segments import StepTrees, ranges
 
 MOST_READ = 2048
 """The most tokens before the end that the head reads of a request that joins with a longer text."""
@@ -84,14 +85,14 @@ class PagedFeatures(UnreadFeatures):
     def __init__(self, session: Session, pages: FeaturePages) -> None:
         super().__init__(session, ())
         self._pages = pages
-        self._next: list[int] = []
+        self.firsts: list[int] = []
         """The first unread position of every row."""
 
     @property
     def counts(self) -> list[int]:
         """Unread pairs of every row; the last token has no feature yet."""
         lengths = self._session.history.lengths
-        return [length - 1 - first for length, first in zip(lengths, self._next, strict=True)]
+        return [length - 1 - first for length, first in zip(lengths, self.firsts, strict=True)]
 
     @property
     def reaches_roots(self) -> bool:
@@ -101,31 +102,31 @@ class PagedFeatures(UnreadFeatures):
         """The pages have the features already."""
 
     def take(self) -> list[Pairs]:
-        return self._take(list(range(len(self._next))), [length - 1 for length in self._session.history.lengths])
+        return self._take(list(range(len(self.firsts))), [length - 1 for length in self._session.history.lengths])
 
     def take_row(self, row: int) -> list[Pairs]:
         """One row's pairs but the last, as a batch of one."""
         return self._take([row], [self._session.history.lengths[row] - 2])
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        self._next = [self._next[row] for row in rows]
+        self.firsts = [self.firsts[row] for row in rows]
         self.offsets = [self.offsets[row] for row in rows]
 
     def add_rows(self, num_rows: int) -> None:
         """The history's last rows are new."""
-        lengths = self._session.history.lengths[len(self._next) :]
+        lengths = self._session.history.lengths[len(self.firsts) :]
         firsts = [max(length - 1 - MOST_READ, 0) for length in lengths]
-        self._next += firsts
+        self.firsts += firsts
         self.offsets += firsts
 
     def _take(self, rows: Sequence[int], ends: Sequence[int]) -> list[Pairs]:
-        firsts = [self._next[row] for row in rows]
+        firsts = [self.firsts[row] for row in rows]
         states = pad_sequence(self._pages.read(rows, firsts, ends), batch_first=True)
         texts = [self._session.history.row(row) for row in rows]
         tokens = [text[a + 1 : b + 1].tolist() for text, a, b in zip(texts, firsts, ends, strict=True)]
         padded = torch.tensor(pad_rows(tokens, 0), device="cpu")
         for row, end in zip(rows, ends, strict=True):
-            self._next[row] = end
+            self.firsts[row] = end
         parts = []
         for start in range(0, padded.shape[1], MAX_COLUMNS):
             columns = slice(start, start + MAX_COLUMNS)
@@ -164,20 +165,19 @@ class OnPages(LevelDrafter[Any]):
         self._keys.add_rows(num_rows)
         self._unread.add_rows(num_rows)
 
-    def keep(self, states: Sequence[Tensor], columns: np.ndarray, tables: np.ndarray, positions: np.ndarray) -> None:
-        """Keep what the head reads of these columns of a pass, whose hidden states are in vLLM's order of layers."""
+    def keep(self, states: Sequence[Tensor], step: StepTrees, paths: Sequence[Path], tables: np.ndarray) -> None:
+        """Keep what the head reads of a pass, whose hidden states are in vLLM's order of layers, of tokens that stay.
+
+        `paths`: of every request the accepted one; `tables`: their block tables, int64 [B, columns].
+        """
+        columns, positions, numbers = kept(step, paths)
         index, layers = torch.from_numpy(columns).to(states[0].device), sorted(set(self.hidden_layers))
         chosen = torch.cat([states[layers.index(layer)][index] for layer in self.hidden_layers], -1)
-        self.pages.write(chosen, tables, positions)
+        self.pages.write(chosen, tables[numbers], positions)
 
-    @property
-    def unread(self) -> list[int]:
-        """Tokens of every row that the next draft reads first."""
-        return self._unread.counts
-
-    def unread_of(self, length: int) -> int:
-        """The same of a text of this length that joins."""
-        return min(length - 1, MOST_READ)
+    def num_unread(self, length: int, row: int | None) -> int:
+        """Tokens that a draft for a text of this length reads first; `row`: the drafter's, None of one that joins."""
+        return min(length - 1, MOST_READ) if row is None else length - 1 - self._unread.firsts[row]
 
     def _catch_up(self) -> Float[Tensor, "B 1 Z"]:
         counts = self._unread.counts
@@ -192,3 +192,15 @@ class OnPages(LevelDrafter[Any]):
         for pairs in self._unread.take_row(row):
             self._read_committed(pairs, keys, [self._unread.offsets[row]])
         self._keys.replace_row(row, keys)
+
+
+def kept(step: StepTrees, paths: Sequence[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Column, position and request of all tokens that stay in the texts, given the accepted paths, roots first."""
+    before = step.roots - step.first_tokens
+    nodes = np.array([node for path in paths for node in path], dtype=np.int64)
+    counts = np.array(list(map(len, paths)))
+    rows = np.repeat(np.arange(len(paths)), before + counts)
+    number = ranges(before + counts)
+    columns = step.first_tokens[rows] + number
+    columns[number >= before[rows]] = np.repeat(step.roots, counts) + nodes
+    return columns, (step.positions - before)[rows] + number, rows

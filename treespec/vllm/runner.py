@@ -14,9 +14,10 @@ from vllm.envs import VLLM_LOG_STATS_INTERVAL
 from vllm.v1.outputs import SamplerOutput
 
 from treespec.tree import TreeBatch
+from treespec.tree.transfer import upload
 from treespec.vllm.attention import PassSegments
 from treespec.vllm.drafting import Drafting, ServedRow, flat_step
-from treespec.vllm.drafts import Draft, as_drafts, first_chains, first_nodes
+from treespec.vllm.drafts import Draft, first_chains, first_nodes
 from treespec.vllm.heads import ServedHead
 from treespec.vllm.layout import Step, lay_out
 from treespec.vllm.pages import OnPages
@@ -91,11 +92,11 @@ class TreeRunner:
         self._step = lay_out(self.input_batch, drafted, counts, self._drafts, self._scratch)
         plan = self._step.plan
         if plan is not None and plan.has_segments:
-            tokens, positions, slots = (torch.from_numpy(column).to(self.device) for column in plan.moves)
+            arrays = map(torch.from_numpy, (plan.moves, plan.block_copies, plan.rewrites))
+            (tokens, positions, slots), copies, rewrites = upload(self.device, *arrays)
             slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu
             self.positions[tokens] = positions.to(self.positions.dtype)
             slot_mapping[tokens] = slots.to(slot_mapping.dtype)
-            copies, rewrites = (torch.from_numpy(pair).to(self.device) for pair in (plan.block_copies, plan.rewrites))
             self._set_segments(PassSegments(plan, int(counts.sum()), copies, rewrites))
 
     def _set_segments(self: Any, segments: PassSegments | None) -> None:
@@ -157,9 +158,8 @@ class TreeRunner:
         gone = (self._drafts.keys() - self.requests.keys()) | {row.request for row in rows}  # Those were verified.
         self._drafts = {name: draft for name, draft in self._drafts.items() if name not in gone}
         if isinstance(self._reader, OnPages):
-            columns, positions, numbers = step.flat.kept([verdict.path for verdict in step.verdicts])
-            tables = self.input_batch.block_table[0].get_numpy_array()[numbers]
-            self._reader.keep(states or [hidden], columns, tables, positions)
+            paths, tables = [verdict.path for verdict in step.verdicts], self.input_batch.block_table[0]
+            self._reader.keep(states or [hidden], step.flat, paths, tables.get_numpy_array())
         if not rows:
             return [[] for _ in emitted]
         ranks, pass_ms = get_tp_group(), self._pass_ms(step, rows)
@@ -197,9 +197,11 @@ class TreeRunner:
                 return {}
         began = perf_counter()
         drafting.update(*verified)
-        drafts = as_drafts(*self._trees_for(rows))
+        trees, num_blocks = self._trees_for(rows)
+        parts = zip(rows, trees.trees, num_blocks, strict=True)
+        drafts = {row.request: Draft(trees, n, tree.token_list, num) for n, (row, tree, num) in enumerate(parts)}
         self._draft_ms = 1e3 * (perf_counter() - began)
-        return {row.request: draft for row, draft in zip(rows, drafts, strict=True)}
+        return drafts
 
     def _served_rows(self: Any, step: Step, emitted: Sequence[Sequence[int]]) -> list[ServedRow]:
         """The requests that emitted tokens; a chunk of a prompt emits none."""
