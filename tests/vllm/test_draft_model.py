@@ -19,6 +19,7 @@ from helpers.engines.server import NUM_NODES, VOCAB, Server, alone, num_like_alo
 from treespec import DraftModel
 from treespec.errors import ConfigError
 from treespec.hf.models.make_scorer import make_scorer
+from treespec.vllm import draft_model
 from treespec.vllm.draft_model import load_served_model
 from treespec.vllm.options import Options
 
@@ -38,7 +39,10 @@ def load(folder: Path, **config: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "seed", "skipped"), [(tiny_llama, 0, 0.0), (tiny_llama, 1, 0.6), (tiny_gemma3, 2, 0.0)]
 )
-def test_every_row_is_drafted_as_if_alone(make: Any, seed: int, skipped: float, tmp_path: Path) -> None:
+def test_every_row_is_drafted_as_if_alone(
+    make: Any, seed: int, skipped: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_model, "SHORT", 30)
     model = make(tmp_path, VOCAB).double()
     server, drafter = Server(load(tmp_path), OPTIONS, seed, skipped), DraftModel(make_scorer(model))
     assert num_like_alone(server, 25 if skipped == 0 else 60, lambda text: alone(drafter, text)) > 30
@@ -68,6 +72,8 @@ def test_requests_come_and_go(name: str, folders: tuple[str, str], tmp_path: Pat
     engine = {**ENGINE, "model": folders[0]}
     plain = run_jobs({**engine, "num_gpu_blocks_override": 10}, jobs)
     speculation = {"method": "draft_model", "model": drafts[name], "num_speculative_tokens": 3, "tree": 8}
+    if name == "another":
+        speculation |= {"drafter": "merge"}
     trees = run_jobs({**engine, "num_gpu_blocks_override": 13, "speculative_config": speculation}, jobs)
     assert trees["churn"]["outputs"] == plain["churn"]["outputs"]
     assert trees["metrics"]["vllm:num_preemptions"] > 0

@@ -24,6 +24,9 @@ from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.protocols import Capability, Frontier, Session
 
+SHORT = 256
+"""A longer text is read in a pass of its own, as the others would be padded to its length."""
+
 
 class JoinedScorer(TreeScorer):
     """A `TreeScorer` of trees whose rows may also join, between two commits."""
@@ -50,8 +53,9 @@ def _joined(first: SlotCache, second: SlotCache) -> SlotCache:
 
 
 class ServedModel(DraftModel):
-    """`DraftModel` for rows that join and leave. Those that have joined are read, in one pass, when the next tree is
-    drafted: what is not drafted costs nothing.
+    """`DraftModel` for rows that join and leave.
+
+    Those that have joined are read when the next tree is drafted: what is not drafted costs nothing.
 
     Attributes:
         share: its weights, as a share of the target's.
@@ -64,7 +68,7 @@ class ServedModel(DraftModel):
         self.share = share
 
     def start(self, session: Session) -> None:
-        """See `Drafter`; there are no rows yet. Raises as `DraftModel`."""
+        """See `Drafter`; there are no rows yet."""
         # Policies read distributions where they are and take a few numbers of them.
         self._session = replace(session, device=self._scorer.device)
         self._text = self._vocabulary.read(session, self._scorer.vocab_size)
@@ -87,9 +91,9 @@ class ServedModel(DraftModel):
         number = list(accumulate(self._is_read, initial=0))
         if read := [number[row] for row in rows if self._is_read[row]]:
             self._scorer.select_rows(read)
-        self._num_cached, self._root_logits, self._is_read = (
-            [values[row] for row in rows] for values in (self._num_cached, self._root_logits, self._is_read)
-        )
+        self._num_cached = [self._num_cached[row] for row in rows]
+        self._root_logits = [self._root_logits[row] for row in rows]
+        self._is_read = [self._is_read[row] for row in rows]
 
     def num_unread(self, length: int, row: int | None) -> int:
         """Tokens that a draft for a text of this length reads first; `row`: the drafter's, None of one that joins."""
@@ -97,8 +101,10 @@ class ServedModel(DraftModel):
 
     def _catch_up(self) -> Tensor:
         joined = [row for row, is_read in enumerate(self._is_read) if not is_read]
-        if joined:
-            self._read(joined)
+        short = [row for row in joined if self._length(row) <= SHORT]
+        for rows in (short, *([row] for row in joined if row not in short)):
+            if rows:
+                self._read(rows)
         return super()._catch_up()
 
     def _probs(self, logits: Float[Tensor, "B F W"], frontier: Frontier) -> Float[Tensor, "B F V"]:
@@ -111,21 +117,21 @@ class ServedModel(DraftModel):
         (self._scorer.add_rows if known else self._scorer.prefill)(*left_padded(texts, self._scorer.device))
         order = [*known, *joined]
         if order != sorted(order):
-            self._scorer.select_rows([order.index(row) for row in range(len(order))])
+            self._scorer.select_rows([order.index(row) for row in sorted(order)])
         for row, text in zip(joined, texts, strict=True):
             self._num_cached[row], self._is_read[row] = len(text), True
 
 
 def load_served_model(name: str, config: Any, num_weights: int, device: torch.device) -> ServedModel:
-    """The draft model of a folder or hub name, for vLLM's model of this `ModelConfig`, which has so many weights.
+    """The draft model of a folder or hub name, for vLLM's model of this `ModelConfig` and number of weights.
 
     Raises:
         CheckpointError: see `load_model`.
         ConfigError: it has another vocabulary, cannot draft trees, or has too few positions.
         UnsupportedModelError: see `make_scorer`.
     """
-    model: Any = load_model(name, dtype=config.dtype).to(device).eval()
-    facts, vocab_size = model_facts(model), config.get_vocab_size()
+    model: Any = load_model(name, dtype=config.dtype)
+    facts, vocab_size = model_facts(model.to(device).eval()), config.get_vocab_size()
     if facts.num_logits != vocab_size:
         raise ConfigError(
             f"the draft model {name} has a vocabulary of {facts.num_logits} tokens, {config.model} one of "

@@ -179,7 +179,7 @@ class OnPages(LevelDrafter[Any]):
         """Tokens that a draft for a text of this length reads first; `row`: the drafter's, None of one that joins."""
         return min(length - 1, MOST_READ) if row is None else length - 1 - self._unread.firsts[row]
 
-    def _catch_up(self) -> Float[Tensor, "B 1 Z"]:
+    def _catch_up(self) -> Float[Tensor, "B 1 _"]:
         counts = self._unread.counts
         if len(counts) > 1:
             for row in np.flatnonzero(np.array(counts) > SHORT).tolist():

@@ -26,9 +26,8 @@ NUM_ROWS = 8
 def load_reader(options: Options, model: Any, config: Any, device: torch.device, ranks: Any) -> Reader | None:
     """The head or draft model of these options, without its pages, for vLLM's model of this `ModelConfig`.
 
-    All ranks call this; all but the first, which drafts, get None or a head that is not used.
-
-    Raises as `load_served_head` and `load_served_model`.
+    All ranks call this; all but the first, which drafts, get None or a head that is not used. For errors see
+    `load_served_head` and `load_served_model`.
     """
     if options.head is not None:
         served = load_served_head(options.head, model, config, ranks.all_gather)
