@@ -57,7 +57,8 @@ class TreeRunner:
         super().load_model(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         ranks = get_tp_group()
         reader = load_reader(self._tree_options, self.get_model(), self.model_config, self.device, ranks)
-        self.use_aux_hidden_state_outputs = isinstance(reader, ServedHead)
+        if isinstance(reader, ServedHead):
+            self.use_aux_hidden_state_outputs = True
         self._reader = reader if ranks.is_first_rank else None
 
     def initialize_kv_cache(self: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
