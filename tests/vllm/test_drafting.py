@@ -12,8 +12,9 @@ import torch
 from treespec import BestFirst, Merge, SuffixLookup, SuffixStore, TokenRecycling, TreeBatch, Verdict
 from treespec.errors import ConfigError
 from treespec.protocols import Scores, Session, VerifiedStep
+from treespec.sampling import NoProcessors
 from treespec.tree.history import History
-from treespec.vllm.drafting import _NO_PROCESSORS, COLD_DRAFTS, EAGER_STEPS, Drafting, ServedRow, make_drafter
+from treespec.vllm.drafting import COLD_DRAFTS, EAGER_STEPS, Drafting, ServedRow, make_drafter
 from treespec.vllm.drafts import depth_first
 from treespec.vllm.options import Options
 
@@ -102,7 +103,7 @@ def test_suffix_lookup_knows_each_text_as_if_from_the_start() -> None:
 
 def session(ids: torch.Tensor) -> Session:
     history = History(ids, torch.ones_like(ids, dtype=torch.bool))
-    return Session(history, True, _NO_PROCESSORS, torch.Generator(), torch.device("cpu"), VOCAB, [0], BestFirst(8))
+    return Session(history, True, NoProcessors(), torch.Generator(), torch.device("cpu"), VOCAB, [0], BestFirst(8))
 
 
 def test_the_store_gets_what_requests_that_left_have_written() -> None:

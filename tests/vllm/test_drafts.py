@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from treespec import TokenTree, TreeBatch
-from treespec.vllm.drafts import Draft, as_drafts, depth_first, first_chains, scheduled_trees
+from treespec.vllm.drafts import Draft, depth_first, first_chains, scheduled_trees
 
 
 def drafts_of(trees: TreeBatch) -> list[Draft]:
-    return as_drafts(trees, [0] * trees.num_rows)
+    return [Draft(trees, row, tree.token_list) for row, tree in enumerate(trees.trees)]
 
 
 def random_trees(seed: int, sizes: tuple[int, ...] = (1, 4, 9, 12)) -> TreeBatch:

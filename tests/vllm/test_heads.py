@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,24 +14,21 @@ from helpers.engines import churn
 from helpers.engines.churn import ENGINE, random_requests
 from helpers.engines.engine import MODEL, PROMPTS, run_jobs
 from helpers.engines.models import random_adapters
+from helpers.engines.server import NUM_NODES, VOCAB, Server, alone, num_like_alone
 
-from treespec import BestFirst, TokenTree, Verdict
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads import Eagle3
 from treespec.heads.eagle3.module import Eagle3Config, Eagle3Head
 from treespec.heads.modules.layers import LayerConfig
-from treespec.protocols import Session
-from treespec.sampling import NoProcessors
 from treespec.testing import enumerate_continuations, g_test, uncached
 from treespec.tree import TreeBatch
-from treespec.tree.history import History
-from treespec.vllm import heads
-from treespec.vllm.drafting import EAGER_STEPS, Drafting, ServedRow
-from treespec.vllm.head_products import pack_products
-from treespec.vllm.heads import FeaturePages, ServedHead, load_served_head
+from treespec.vllm import heads, pages
+from treespec.vllm.heads import ServedHead, load_served_head
 from treespec.vllm.options import Options
+from treespec.vllm.readers import pack_products
 
-VOCAB, SIZE, BLOCK, NUM_BLOCKS = 11, 16, 4, 2000
+SIZE, OPTIONS = 16, Options(7, "head", NUM_NODES, head="given")
+TINY = SimpleNamespace(model="tiny")
 
 
 def random_head() -> Eagle3Head:
@@ -49,91 +47,31 @@ def states_of(text: list[int]) -> torch.Tensor:
     return torch.sin(sums @ torch.linspace(0.1, 2, 2 * SIZE, dtype=torch.float64).view(2, SIZE))
 
 
-class Server:
-    """Requests that come, pause and leave; a request's pages are written as its tokens are computed."""
-
-    def __init__(self, head: Eagle3Head, seed: int, skipped: float = 0.0) -> None:
-        self.skipped = skipped
-        self.rng = np.random.default_rng(seed)
-        self.head, self.texts, self.tables = ServedHead(head, [0]), {}, {}
-        self.head.pages = self.pages = FeaturePages(NUM_BLOCKS, BLOCK, head)
-        self.drafting = Drafting(Options(7, "head", 8, head="given"), VOCAB, head=self.head)
-        self.blocks = list(range(NUM_BLOCKS))
-        self.rng.shuffle(self.blocks)
-
-    def step(self) -> tuple[list[ServedRow], TreeBatch]:
-        for _ in range(int(self.rng.integers(0, 3))):
-            name = f"r{len(self.tables)}"
-            self.texts[name] = self.rng.integers(0, VOCAB, int(self.rng.integers(1, 60))).tolist()
-            self.tables[name] = [self.blocks.pop() for _ in range(40)]
-        for name in [name for name in self.texts if self.rng.random() < 0.1]:
-            self.blocks += self.tables[name]
-            del self.texts[name]
-        active = [name for name in self.texts if self.rng.random() < 0.8]
-        if not active:
-            return self.step()
-        self.rng.shuffle(active)
-        rows, tables = [], np.array([self.tables[name] for name in active])
-        for number, name in enumerate(active):
-            emitted = self.rng.integers(0, VOCAB, int(self.rng.integers(1, 4))).tolist()
-            text = self.texts[name] = self.texts[name] + emitted
-            known = np.arange(len(text) - 1)
-            self.pages.write(states_of(text[:-1]), tables[[number] * len(known)], known)
-            verdict = Verdict(tuple(range(len(emitted))), emitted[-1], False)
-            rows.append(ServedRow(name, number, verdict, emitted, lambda text=text: list(text), len(text), 50))
-        trees = TreeBatch(torch.zeros(len(rows), 3, dtype=torch.int64), torch.tensor([[-1, 0, 1]] * len(rows)))
-        logits = torch.zeros(3 * len(rows), VOCAB)
-        if self.rng.random() < self.skipped:  # As after many plain steps.
-            self.drafting._num_plain = EAGER_STEPS
-            assert self.drafting.skip(rows)
-            return rows, trees
-        unread = self.drafting.num_unread(rows)
-        self.drafting.update(rows, trees, logits, list(range(0, 3 * len(rows), 3)))
-        assert unread == sum(self.head.unread)
-        return rows, self.drafting.propose(rows, tables) if self.rng.random() < 0.7 else trees
-
-
-def alone(head: Eagle3Head, text: list[int]) -> TreeBatch:
-    """The draft of the transformers engine's drafter for one text."""
-    drafter, ids = Eagle3(head, [0]), torch.tensor([text])
-    session = Session(
-        History(ids, torch.ones_like(ids, dtype=torch.bool)), False, NoProcessors(), torch.Generator(),
-        torch.device("cpu"), VOCAB, [0], BestFirst(8, child_share=0.4), {0: states_of(text[:-1]).unsqueeze(0)},
-    )  # fmt: skip
-    drafter.start(session)
-    return drafter.propose(49)
-
-
-def paths_of(tree: TokenTree) -> list[tuple[int, ...]]:
-    return sorted(tuple(tree.token(node) for node in tree.path_to(leaf)) for leaf in range(tree.num_nodes))
+def served(seed: int, skipped: float = 0.0) -> Server:
+    return Server(ServedHead(random_head(), [0]), OPTIONS, seed, skipped, states_of)
 
 
 @pytest.mark.parametrize(("seed", "skipped", "most_waiting"), [(0, 0, 1), (1, 0, 40), (2, 0, 512), (3, 0.6, 40)])
 def test_every_row_is_drafted_as_if_alone(
     seed: int, skipped: float, most_waiting: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heads, "SHORT", 8)
-    monkeypatch.setattr(heads, "MOST_WAITING", most_waiting)
-    head, num_compared = random_head(), 0
-    server = Server(head, seed, skipped)
-    for _ in range(25 if skipped == 0 else 60):
-        rows, trees = server.step()
-        for row, tree in zip(rows, trees.trees, strict=True):
-            if trees.values is None:
-                continue
-            (expected,) = alone(head, server.texts[row.request]).trees
-            assert paths_of(tree) == paths_of(expected)
-            num_compared += 1
-    assert num_compared > 30
+    monkeypatch.setattr(pages, "SHORT", 8)
+    monkeypatch.setattr(pages, "MOST_WAITING", most_waiting)
+    drafter = Eagle3(random_head(), [0])
+
+    def expected(text: list[int]) -> TreeBatch:
+        return alone(drafter, text, prompt_states={0: states_of(text[:-1]).unsqueeze(0)})
+
+    assert num_like_alone(served(seed, skipped), 25 if skipped == 0 else 60, expected) > 30
 
 
 def test_of_a_long_text_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "MOST_READ", 10)
-    server = Server(random_head(), 5)
+    monkeypatch.setattr(pages, "MOST_READ", 10)
+    server = served(5)
     for _ in range(5):
         server.step()
-    assert max(server.head._unread.offsets) > 0
-    assert max(server.head._keys.lengths) < 10 + 3 * 5
+    assert max(server.reader._unread.offsets) > 0
+    assert max(server.reader._keys.lengths) < 10 + 3 * 5
 
 
 @pytest.mark.slow
@@ -248,13 +186,13 @@ def test_heads_of_other_models_and_models_without_states_are_refused(
         raise OSError(f"{name} is not in the cache: {allow_patterns}")
 
     monkeypatch.setattr(heads, "snapshot_download", offline)
-    assert load_served_head(folders[1], Pretended(), "tiny").hidden_layers == (1, 0)
+    assert load_served_head(folders[1], Pretended(), TINY).hidden_layers == (1, 0)
     with pytest.raises(CheckpointError, match="another model"):
-        load_served_head(folders[1], Pretended(32), "tiny")
+        load_served_head(folders[1], Pretended(32), TINY)
     with pytest.raises(CheckpointError, match="no head for"):
-        load_served_head("nothing", Pretended(), "tiny")
+        load_served_head("nothing", Pretended(), TINY)
     for name, message in (("an/owner", "no head for 'an/owner'.*; nor can it be fetched"), ("nothing", "no head for")):
         with pytest.raises(CheckpointError, match=message):
             heads.find_folder(name)
     with pytest.raises(ConfigError, match="Embedding does not return hidden states"):
-        load_served_head(folders[1], torch.nn.Embedding(1, 1), "tiny")
+        load_served_head(folders[1], torch.nn.Embedding(1, 1), TINY)

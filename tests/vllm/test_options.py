@@ -47,6 +47,14 @@ def test_sizes(config: dict[str, Any], number: int, nodes: int) -> None:
         ({"head": 1}, "head must be"),
         ({"drafter": "head"}, "needs head="),
         ({"head": "SmolLM2-135M-Instruct", "drafter": "suffix"}, "drafter='head' or 'merge'"),
+        ({"draft_model": 1}, "draft_model must be"),
+        ({"drafter": "draft_model", "head": "mtp"}, "needs draft_model=, a folder or a hub name"),
+        ({"draft_model": "a", "drafter": "head"}, "needs head="),
+        ({"draft_model": "a", "drafter": "recycling"}, "drafter='draft_model' or 'merge'"),
+        (
+            {"draft_model": "a", "head": "mtp"},
+            "one model drafts, with drafter='head' or 'merge': leave out one of head and",
+        ),
         ({"verification": "block"}, "chains only"),
         ({"verification": "token", "tree": [[0], [1]]}, "chains only"),
     ],
@@ -120,10 +128,45 @@ def test_vllms_eagle3_method_with_a_tree_drafts_by_its_head(tree: dict[str, Any]
     }
 
 
-@pytest.mark.parametrize("method", ["eagle", "mtp", "draft_model", "ngram", None])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"method": "draft_model", "model": "a/model"}, {"drafter": "draft_model", "draft_model": "a/model"}),
+        ({"method": "draft_model", "model": "a", "drafter": "merge"}, {"drafter": "merge", "draft_model": "a"}),
+        ({"method": "mtp"}, {"drafter": "head", "head": "mtp"}),
+        ({"method": "qwen3_next_mtp", "num_speculative_tokens": 1}, {"drafter": "head", "head": "mtp"}),
+        ({"method": "mtp", "model": "a/folder", "drafter": "merge"}, {"drafter": "merge", "head": "a/folder"}),
+    ],
+)
+def test_vllms_draft_models_and_mtp_with_a_tree(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    args = engine_args(speculative_config={**given, "tree": 8})
+    configure(args, True)
+    assert args.speculative_config == {"model": PROPOSER, "num_speculative_tokens": 7}
+    found = args.additional_config["treespec"]
+    assert {"drafter": found["drafter"], **{k: found[k] for k in ("head", "draft_model") if found[k]}} == expected
+
+
+@pytest.mark.parametrize(
+    "given", [{"method": "mtp"}, {"method": "draft_model", "model": "a", "tensor_parallel_size": 1}]
+)
+def test_without_a_tree_vllms_own_methods_are_left_alone(given: dict[str, Any]) -> None:
+    args = engine_args(speculative_config=given)
+    configure(args, True)
+    assert args == engine_args(speculative_config=given)
+
+
+@pytest.mark.parametrize("method", ["eagle", "mlp_speculator", "ngram", None])
 def test_trees_of_vllms_other_methods_are_refused_with_what_to_write(method: str | None) -> None:
     given = {"model": "a/head", "tree": 8} | ({"method": method} if method else {})
     with pytest.raises(ConfigError, match=rf"'method': 'eagle3', 'model': FOLDER, 'tree': 8.* got method {method!r}"):
+        configure(engine_args(speculative_config=given), True)
+
+
+def test_a_draft_model_without_its_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'method': 'draft_model', 'model': NAME, 'tree': 8"):
+        configure(engine_args(speculative_config={"method": "draft_model", "tree": 8}), True)
+    given = {"method": "draft_model", "model": "a", "tree": 8, "draft_tensor_parallel_size": 1}
+    with pytest.raises(ConfigError, match="does not know draft_tensor_parallel_size"):
         configure(engine_args(speculative_config=given), True)
 
 

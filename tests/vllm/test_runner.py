@@ -13,6 +13,7 @@ pytest.importorskip("vllm.config")
 
 from treespec.errors import UnsupportedModeError
 from treespec.vllm import Options, runner
+from treespec.vllm.heads import ServedHead
 from treespec.vllm.runner import TreeRunner
 
 
@@ -20,7 +21,7 @@ class Pretended:
     """vLLM's runner as far as its caches: ten blocks of 32."""
 
     def __init__(self, device: str) -> None:
-        self.device, self.attn_groups, self._kernel_block_sizes, self._head = torch.device(device), [], [32], None
+        self.device, self.attn_groups, self._kernel_block_sizes, self._reader = torch.device(device), [], [32], None
         group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=32))
         self.kv_cache_config = SimpleNamespace(num_blocks=10, kv_cache_groups=[group])
         kinds = {"is_hybrid": False, "use_mla": False}
@@ -61,6 +62,6 @@ def test_several_groups_of_caches_get_chains_and_no_head(monkeypatch: pytest.Mon
     made.initialize_kv_cache(None)
     assert made._drafts_chains
     assert len(made._scratch) == 0
-    made._head = object()
+    made._reader = ServedHead.__new__(ServedHead)
     with pytest.raises(UnsupportedModeError, match=r"2 groups of KV caches .*: leave head out"):
         made.initialize_kv_cache(None)

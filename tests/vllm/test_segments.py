@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from treespec.vllm.pages import kept
 from treespec.vllm.segments import StepTrees, plan_segments, ranges, scratch_blocks, without_room
 
 SIZE, COLUMNS = 4, 12
@@ -180,7 +181,7 @@ def test_ranges() -> None:
 def test_tokens_that_stay_are_those_of_the_chunks_and_of_the_accepted_paths(seed: int) -> None:
     batch, rng = Batch(seed), np.random.default_rng(seed)
     paths = [path_to(tree, int(rng.integers(0, len(tree)))) for tree in batch.trees]
-    columns, positions, rows = batch.step.kept(paths)
+    columns, positions, rows = kept(batch.step, paths)
     expected = []
     for row, (path, chunk, length) in enumerate(zip(paths, batch.chunks, batch.lengths, strict=True)):
         first = int(batch.step.first_tokens[row])

@@ -39,13 +39,17 @@ def alone(folders: tuple[str, str], jobs: dict[str, Any]) -> dict[str, Any]:
     return run_jobs({**ENGINE, "model": folders[0], "speculative_config": speculation}, jobs)
 
 
-@pytest.mark.parametrize("options", [{"tree": 8}, {}], ids=["trees of 8", "auto"])
+@pytest.mark.parametrize(
+    "options",
+    [{"tree": 8, "head": "head"}, {"head": "head"}, {"tree": 8, "draft_model": "model"}],
+    ids=["trees of 8", "auto", "a draft model"],
+)
 def test_two_ranks_write_what_one_process_writes(
     folders: tuple[str, str], jobs: dict[str, Any], alone: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    model, head = folders
-    engine = {**ENGINE, "model": model, "tensor_parallel_size": 2}
-    engine |= {"speculative_config": {"method": "treespec", "head": head, **options}}
+    names = dict(zip(("model", "head"), folders, strict=True))
+    engine = {**ENGINE, "model": folders[0], "tensor_parallel_size": 2}
+    engine |= {"speculative_config": {"method": "treespec", **{k: names.get(v, v) for k, v in options.items()}}}
     found = run_jobs(engine, jobs, more={"OMP_NUM_THREADS": "1"})
     assert {name: found[name] for name in jobs} == {name: alone[name] for name in jobs}
     assert [found["other ranks"][0][name] for name in COUNTS] == [found["stats"][name] for name in COUNTS]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,24 +13,26 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.drafters import Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
+from treespec.drafters.base import single_nodes
 from treespec.errors import ConfigError
 from treespec.policies.control import CallFacts, Control
-from treespec.protocols import PathProcessors, Scores, ServingDrafter, Session, VerifiedStep
+from treespec.protocols import Scores, ServingDrafter, Session, VerifiedStep
 from treespec.sampling import NoProcessors
 from treespec.tree import TreeBatch, Verdict
 from treespec.tree.highest import highest
 from treespec.tree.history import History
 from treespec.tree.transfer import download
-from treespec.vllm.drafts import depth_first, roots_alone
-from treespec.vllm.heads import ServedHead
-from treespec.vllm.options import Options
+from treespec.vllm.drafts import depth_first
+from treespec.vllm.options import READERS, Options
+from treespec.vllm.pages import OnPages
+
+if TYPE_CHECKING:
+    from treespec.vllm.readers import Reader
 
 EAGER_STEPS = 8
 """Steps without a draft from which drafters learn all the same, before they rest until the next draft."""
 COLD_DRAFTS = 3
 """The first drafts of an engine load a device's kernels, which may take a hundred times as long as a draft."""
-HEAD_SHARE = 0.05
-"""A head's pass is at first expected to take this share of the target's."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +75,16 @@ class Drafting:
         options: Options,
         vocab_size: int,
         seed: int = 0,
-        head: ServedHead | None = None,
+        reader: Reader | None = None,
         is_on_host: bool = True,
         is_chain_only: bool = False,
     ) -> None:
-        """head: with its pages; `is_on_host`: the target runs on the CPU, where passes over more tokens cost more."""
-        self.drafter, self._head, policy = make_drafter(options, head), head, options.policy
+        """`reader`: a head has its pages; `is_on_host`: the target runs on the CPU, where more tokens cost more."""
+        self.drafter, self._reader, policy = make_drafter(options, reader), reader, options.policy
         is_own = ":" in options.drafter
         self.control = policy if isinstance(policy, Control) else None
         if self.control is not None:
-            share = 0.0 if head is None else HEAD_SHARE
+            share = 0.0 if reader is None else reader.share
             facts = CallFacts(self.drafter, share, is_own, is_chain_only, is_flat=True, is_on_host=is_on_host)
             self.control.begin(facts)
         self.requests: list[str] = []
@@ -93,7 +96,7 @@ class Drafting:
         session = Session(
             history=self._history,
             is_sampling=is_own,  # Trees of drawn children could not be cut to sizes.
-            processors=_NO_PROCESSORS,
+            processors=NoProcessors(),  # Requests have different ones, which only the target applies.
             generator=torch.Generator("cpu").manual_seed(seed),  # Shares nothing with verification.
             device=torch.device("cpu"),
             vocab_size=vocab_size,
@@ -151,15 +154,10 @@ class Drafting:
 
     def num_unread(self, rows: Sequence[ServedRow]) -> int:
         """Tokens of these requests that have to be read before a draft, after a step that was not learned yet."""
-        if self._head is None:
+        if self._reader is None:
             return 0
-        unread, missed = dict(zip(self.requests, self._head.unread, strict=True)), self._missed
-        return sum(
-            unread[row.request] + len(missed.get(row.request, ())) + len(row.emitted)
-            if row.request in unread
-            else self._head.unread_of(row.length)
-            for row in rows
-        )
+        numbers = {request: number for number, request in enumerate(self.requests)}
+        return sum(self._reader.num_unread(row.length, numbers.get(row.request)) for row in rows)
 
     def propose(self, rows: Sequence[ServedRow], tables: np.ndarray | None = None) -> TreeBatch:
         """Trees in depth-first order for the requests of the last `update`, in the order of `rows`.
@@ -172,19 +170,19 @@ class Drafting:
         self._num_plain = 0  # The next step says what became of the draft, verified or not.
         rooms = [row.room - 1 for row in rows]
         if max(rooms) < 1:
-            return roots_alone([row.emitted[-1] for row in rows])
+            return single_nodes(torch.tensor([row.emitted[-1] for row in rows], device="cpu"))
         number = {request: row for row, request in enumerate(self.requests)}
-        if self._head is not None and tables is not None:
+        if isinstance(self._reader, OnPages) and tables is not None:
             numbers = {row.request: row.tree_row for row in rows}
-            self._head.pages.tables = tables[[numbers[request] for request in self.requests]]
+            self._reader.pages.tables = tables[[numbers[request] for request in self.requests]]
         trees = self.drafter.propose(max(rooms)).select_rows([number[row.request] for row in rows])
         if trees.max_nodes > 1 + min(rooms):
             trees = trees.limit_depth(rooms)
         return depth_first(trees)
 
 
-def make_drafter(options: Options, head: ServedHead | None = None) -> ServingDrafter:
-    """The drafter of these options, with the tables of the warm start, and with this head.
+def make_drafter(options: Options, reader: Reader | None = None) -> ServingDrafter:
+    """The drafter of these options, with the tables of the warm start, and with this head or draft model.
 
     Raises:
         ConfigError: a class that cannot be imported, or one whose objects are no `ServingDrafter`.
@@ -203,8 +201,12 @@ def make_drafter(options: Options, head: ServedHead | None = None) -> ServingDra
     warm = load(name) if name is not None else None
     recycling = TokenRecycling() if warm is None else warm.recycling()
     suffix = SuffixLookup(store=SuffixStore()) if warm is None else warm.suffix()
-    single = {"recycling": recycling, "suffix": suffix, "head": head}
-    return single.get(options.drafter) or Merge([recycling, suffix] if head is None else [head, recycling, suffix])
+    if options.drafter == "merge":
+        return Merge([*([reader] if reader else []), recycling, suffix])
+    single: dict[str, ServingDrafter | None] = {"recycling": recycling, "suffix": suffix}
+    drafter = (single | dict.fromkeys(READERS, reader))[options.drafter]
+    assert drafter is not None, "checked by Options"
+    return drafter
 
 
 def _import(path: str) -> Callable[[], object]:
@@ -226,12 +228,3 @@ def flat_step(
         starts[row.tree_row] + node for row, n in zip(rows, chosen.num_nodes.tolist(), strict=True) for node in range(n)
     ]
     return FlatStep(chosen, [row.verdict for row in rows], Scores(logits), [row.emitted for row in rows], nodes)
-
-
-class _NoProcessors(NoProcessors):
-    """The requests have different processors, which only the target applies; texts of all lengths draft together."""
-
-    ignores_padding = True
-
-
-_NO_PROCESSORS: PathProcessors = _NoProcessors()

@@ -1,13 +1,12 @@
 """Drafted trees between two steps: in depth-first order, in vLLM's lists of draft tokens, and back."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from treespec.tree import PADDING_PARENT, ROOT_PARENT, TokenTree, TreeBatch
+from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch
 
 NO_TOKEN = -1
 """What vLLM puts where a list of tokens has ended."""
@@ -32,28 +31,8 @@ def depth_first(trees: TreeBatch) -> TreeBatch:
     earlier = np.tri(num_nodes, k=-1, dtype=bool) & are_siblings
     skipped = (earlier * sizes[:, None, :]).sum(-1)  # The nodes of earlier siblings' subtrees.
     position = (ancestors * (1 + skipped[:, None, :])).sum(-1) - 1
-    is_padding = parents == PADDING_PARENT
-    position = np.where(is_padding, np.arange(num_nodes), position)
-    order = np.argsort(position, axis=1, kind="stable")
-    rows = np.arange(len(parents))[:, None]
-    moved = np.where(parents >= 0, position[rows, np.maximum(parents, 0)], parents)
-    parts = {"parents": torch.from_numpy(moved), "draft_index": trees.draft_index, "values": trees.values}
-    parts |= {"tokens": trees.tokens, "is_without_replacement": trees.is_without_replacement}
-    return replace(trees, **{name: None if part is None else part[rows, order] for name, part in parts.items()})
-
-
-def as_drafts(trees: TreeBatch, num_blocks: Sequence[int]) -> list[Draft]:
-    """The rows of a batch in depth-first order."""
-    return [
-        Draft(trees, row, tree.token_list, number)
-        for row, (tree, number) in enumerate(zip(trees.trees, num_blocks, strict=True))
-    ]
-
-
-def roots_alone(roots: Sequence[int]) -> TreeBatch:
-    """Trees without a draft."""
-    tokens = torch.tensor(roots, device="cpu").unsqueeze(1)
-    return TreeBatch(tokens, torch.full_like(tokens, ROOT_PARENT))
+    order = np.argsort(np.where(parents == PADDING_PARENT, num_nodes, position), axis=1, kind="stable")
+    return trees.select_nodes([nodes[:n] for nodes, n in zip(order.tolist(), trees.num_nodes.tolist(), strict=True)])
 
 
 def first_chains(trees: TreeBatch, rows: Sequence[bool]) -> TreeBatch:

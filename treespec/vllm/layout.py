@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from treespec.drafters.base import single_nodes
 from treespec.tree import TreeBatch, Verdict
-from treespec.vllm.drafts import Draft, roots_alone, scheduled_trees
+from treespec.vllm.drafts import Draft, scheduled_trees
 from treespec.vllm.segments import SegmentPlan, StepTrees, plan_segments
 
 
@@ -53,7 +55,11 @@ def lay_out(
     positions = batch.num_computed_tokens_cpu[: len(requests)].astype(np.int64) + before
     roots = batch.token_ids_cpu[np.arange(len(requests)), positions].tolist()
     is_plain = not num_drafts.any()
-    trees = roots_alone(roots) if is_plain else scheduled_trees(list(map(drafts.get, requests)), roots, scheduled)
+    trees = (
+        single_nodes(torch.tensor(roots, device="cpu"))
+        if is_plain
+        else scheduled_trees(list(map(drafts.get, requests)), roots, scheduled)
+    )
     firsts = np.cumsum(counts) - counts
     flat = StepTrees(trees.parents.numpy(), trees.depths.numpy(), firsts, firsts + before, positions, num_drafts)
     num_prompt = int(before.sum())

@@ -8,16 +8,17 @@ from typing import Any
 
 from treespec.checks import AUTO, check_count
 from treespec.errors import ConfigError
-from treespec.policies import BestFirst, Control, Paths
-from treespec.policies.best_first import CHILD_SHARE
+from treespec.policies import Control, Paths, as_policy
 from treespec.protocols import TreePolicy
-from treespec.tree import parse_paths
 from treespec.verification.registry import RULES
 from treespec.verification.rule import Requirements
 
 METHOD = "treespec"
-HEAD = "head"
-DRAFTERS = ("recycling", "suffix", "merge", HEAD)
+READERS = {"head": "a folder or the name of one that ships with treespec", "draft_model": "a folder or a hub name"}
+"""Drafters that are models, by the option that names their files, and what that may be."""
+DRAFTERS = ("recycling", "suffix", "merge", *READERS)
+OWN_LAYERS = "mtp"
+"""The head that is in the target's own checkpoint."""
 TREE_KEYS = ("tree", "speculative_token_tree")
 
 
@@ -27,9 +28,11 @@ class Options:
 
     Args:
         num_speculative_tokens: the most draft tokens of a request in one step.
-        drafter: "recycling", "suffix", "head", "merge" (both lookups, and the head if there is one), or "module:Class"
-            for a `ServingDrafter` of your own, which is made without arguments.
-        head: a folder with an EAGLE-3 head, the name of one that ships with treespec, or one of the hub.
+        drafter: "recycling", "suffix", "head", "draft_model", "merge" (both lookups, and the head or draft model if
+            there is one), or "module:Class" for a `ServingDrafter` of your own, which is made without arguments.
+        head: a folder with an EAGLE-3 head, the name of one that ships with treespec, or one of the hub; "mtp", the MTP
+            layers in the target's own checkpoint, or a folder of trained ones.
+        draft_model: a folder or hub name of a causal language model with the target's vocabulary.
         tree: "auto" drafts as many nodes as measured pass times and values say are worth it; a number drafts up to this
             many nodes, root included, at every step; a list of rank paths or its literal is a fixed shape.
         verification: "auto" or the name of a lossless rule.
@@ -45,26 +48,30 @@ class Options:
     verification: str = AUTO
     warm_start: str | None = None
     head: str | None = None
+    draft_model: str | None = None
 
     def __post_init__(self) -> None:
         check_count("num_speculative_tokens", self.num_speculative_tokens)
         if not isinstance(self.drafter, str) or (self.drafter not in DRAFTERS and ":" not in self.drafter):
             raise ConfigError(f"drafter must be one of {', '.join(DRAFTERS)} or 'module:Class', got {self.drafter!r}")
-        for name, value in (("warm_start", self.warm_start), ("head", self.head)):
-            if value is not None and not isinstance(value, str):
+        for name in ("warm_start", *READERS):
+            if (value := getattr(self, name)) is not None and not isinstance(value, str):
                 raise ConfigError(f"{name} must be files or a model's name, got {value!r}")
-        if self.drafter == HEAD and self.head is None:
-            raise ConfigError("drafter='head' needs head=, a folder or the name of one that ships with treespec")
-        if self.head is not None and self.drafter not in (HEAD, "merge"):
-            raise ConfigError(
-                f"a head drafts with drafter='head' or 'merge', got {self.drafter!r}: leave out one of both"
-            )
+        self._check_reader()
         nodes, most = self.policy.max_nodes, self.num_speculative_tokens + 1
         if nodes > most:
             takes = f"which takes num_speculative_tokens={nodes - 1}; it is {most - 1}"
             raise ConfigError(f"the tree has {nodes} nodes, its root included, {takes}")
         if self.verification != AUTO:
             self._check_rule()
+
+    def _check_reader(self) -> None:
+        given = [name for name in READERS if getattr(self, name) is not None]
+        if self.drafter in READERS and self.drafter not in given:
+            raise ConfigError(f"drafter={self.drafter!r} needs {self.drafter}=, {READERS[self.drafter]}")
+        if len(given) > 1 or (given and self.drafter not in (*given, "merge")):
+            drafts = f"one model drafts, with drafter={given[0]!r} or 'merge'"
+            raise ConfigError(f"{drafts}: leave out one of {' and '.join(given)} and {self.drafter!r}")
 
     def _check_rule(self) -> None:
         rule = RULES.get(self.verification)
@@ -93,21 +100,17 @@ class Options:
         if unknown := sorted(set(options) - set(names)):
             raise ConfigError(f"method 'treespec' does not know {', '.join(unknown)}; it knows {', '.join(names)}")
         if "tree" in options and "num_speculative_tokens" not in options and options["tree"] != AUTO:
-            options["num_speculative_tokens"] = max(_num_nodes(options["tree"]) - 1, 1)
+            options["num_speculative_tokens"] = max(_policy(options["tree"]).max_nodes - 1, 1)
         return cls(**options)
 
     @property
     def policy(self) -> TreePolicy:
         """How trees are grown, before any is cut to what it is worth."""
-        if self.tree == AUTO:
-            return Control(self.num_speculative_tokens + 1)
-        if isinstance(self.tree, int):
-            return BestFirst(_num_nodes(self.tree), child_share=CHILD_SHARE)
-        return Paths(self.tree)
+        return Control(self.num_speculative_tokens + 1) if self.tree == AUTO else _policy(self.tree)
 
 
 def asked_of(config: Any) -> dict[str, Any] | None:
-    """The options in a `speculative_config`: those of our method, or of vLLM's EAGLE-3 with a tree; else None.
+    """The options in a `speculative_config`: those of our method, or of vLLM's own drafters with a tree; else None.
 
     The length of vLLM's chain, `num_speculative_tokens`, gives way to the size of the tree.
 
@@ -121,19 +124,22 @@ def asked_of(config: Any) -> dict[str, Any] | None:
         raise ConfigError(f"vLLM's methods are written in lower case: 'method': {METHOD!r}, got {method!r}")
     if options.keys().isdisjoint(TREE_KEYS):
         return None
-    if method != "eagle3" or "model" not in options:
+    is_mtp = f"_{method}".endswith("_mtp")  # vLLM's older names have the model's before it.
+    files, drafter = options.pop("model", OWN_LAYERS if is_mtp else None), method if method in READERS else "head"
+    if files is None or not (is_mtp or method in ("eagle3", "draft_model")):
         raise ConfigError(
-            f"trees are drafted by EAGLE-3 heads, {{'method': 'eagle3', 'model': FOLDER, 'tree': 8}}, and by lookups, "
+            f"trees are drafted by {{'method': 'eagle3', 'model': FOLDER, 'tree': 8}}, by "
+            "{'method': 'draft_model', 'model': NAME, 'tree': 8}, by {'method': 'mtp', 'tree': 8}, and by lookups, "
             f"{{'method': {METHOD!r}, 'tree': 8}}; got method {method!r}: write one of these, or leave out the tree"
         )
     if options.get("tree") != AUTO:
         options.pop("num_speculative_tokens", None)
-    return {"drafter": HEAD, "head": options.pop("model"), **options}
+    return {"drafter": drafter, drafter: files, **options}
 
 
-def _num_nodes(tree: Any) -> int:
-    """The nodes of a tree of this size or shape, root included."""
+def _policy(tree: Any) -> TreePolicy:
+    """The policy of a size or a shape."""
     if isinstance(tree, bool) or (isinstance(tree, int) and tree < 1):
         forms = "'auto', a positive number of nodes, or rank paths such as [(0,), (1,), (0, 0)]"
         raise ConfigError(f"tree must be {forms}, got {tree!r}")
-    return tree if isinstance(tree, int) else len(parse_paths(tree)) + 1
+    return as_policy(tree)

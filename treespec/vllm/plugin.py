@@ -54,9 +54,7 @@ def configure(engine_args: Any, is_cpu: bool) -> None:
 
     What trees need and the user left open is set, with one line in the log.
 
-    Raises `ConfigError`: another worker or scheduler was given, see `asked_of` and `Options`.
-    The same by hand: `worker_cls`, `scheduler_cls`, `speculative_config={"model": "treespec.vllm.Proposer",
-    "num_speculative_tokens": n}` and `additional_config={"treespec": {...}}`.
+    docs/vllm.md has the same by hand. Raises `ConfigError`: another worker or scheduler, see `asked_of` and `Options`.
     """
     if (asked := asked_of(engine_args.speculative_config)) is None:
         return

@@ -14,12 +14,15 @@ from vllm.envs import VLLM_LOG_STATS_INTERVAL
 from vllm.v1.outputs import SamplerOutput
 
 from treespec.tree import TreeBatch
+from treespec.tree.transfer import upload
 from treespec.vllm.attention import PassSegments
 from treespec.vllm.drafting import Drafting, ServedRow, flat_step
-from treespec.vllm.drafts import Draft, as_drafts, first_chains, first_nodes
-from treespec.vllm.heads import FeaturePages, ServedHead, load_served_head
+from treespec.vllm.drafts import Draft, first_chains, first_nodes
+from treespec.vllm.heads import ServedHead
 from treespec.vllm.layout import Step, lay_out
+from treespec.vllm.pages import OnPages
 from treespec.vllm.plugin import options_of
+from treespec.vllm.readers import load_reader
 from treespec.vllm.scheduler import num_scratch_blocks
 from treespec.vllm.scores import Outputs
 from treespec.vllm.segments import scratch_blocks, without_room
@@ -41,7 +44,6 @@ class TreeRunner:
         self._tree_options = options_of(self.vllm_config)
         # Where a reasoning parser decides at which token a grammar begins, masks are vLLM's, of chains.
         self._masks_chains = bool(self.vllm_config.structured_outputs_config.reasoning_parser)
-        self._head: ServedHead | None = None
         streams = Streams(self.model_config.seed or 0)
         self._verifier = StepVerifier(self._tree_options.verification, streams, self.sampler)
         self._draft_ms = 0.0
@@ -51,14 +53,13 @@ class TreeRunner:
         self.stats = ServingStats()
 
     def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
-        """vLLM's; then the head, whose hidden states the model is to return."""
+        """vLLM's; then the head, whose hidden states the model is to return, or the draft model."""
         super().load_model(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
-        name = self._tree_options.head
-        if name is not None:
-            head = load_served_head(name, self.get_model(), self.model_config.model, get_tp_group().all_gather)
+        ranks = get_tp_group()
+        reader = load_reader(self._tree_options, self.get_model(), self.model_config, self.device, ranks)
+        if isinstance(reader, ServedHead):
             self.use_aux_hidden_state_outputs = True
-            self.get_model().set_aux_hidden_state_layers(head.hidden_layers)
-            self._head = head if get_tp_group().is_first_rank else None
+        self._reader = reader if ranks.is_first_rank else None
 
     def initialize_kv_cache(self: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """vLLM's; then the last blocks are the scratch blocks."""
@@ -67,19 +68,19 @@ class TreeRunner:
         self._drafts_chains = why is not None
         if self._drafts_chains:
             logger.warning("treespec drafts chains, the first of each tree, as %s", why)
-            refuse(self._head is not None, f"a head here, as {why}: leave head out")
+            refuse(isinstance(self._reader, OnPages), f"a head here, as {why}: leave head out")
         else:
             check_cache(self.kv_cache_config, self._kernel_block_sizes)
             check_backends(group.backend for groups in self.attn_groups for group in groups)
         num_blocks = self.kv_cache_config.num_blocks
         num_scratch = num_scratch_blocks(self.vllm_config, self.kv_cache_config)
         self._scratch = np.arange(num_blocks - num_scratch, num_blocks)
-        if self._head is not None:
-            self._head.pages = FeaturePages(num_blocks, self._kernel_block_sizes[0], self._head.head)
+        if isinstance(self._reader, OnPages):
+            self._reader.make_pages(num_blocks, self._kernel_block_sizes[0])
         if get_tp_group().is_first_rank:
             sizes = self.model_config.get_vocab_size(), self.model_config.seed or 0
             kind = self.device.type == "cpu", self._drafts_chains
-            self._drafting = Drafting(self._tree_options, *sizes, self._head, *kind)
+            self._drafting = Drafting(self._tree_options, *sizes, self._reader, *kind)
 
     def _prepare_inputs(self: Any, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         """vLLM's; then the step's trees are laid out."""
@@ -92,11 +93,11 @@ class TreeRunner:
         self._step = lay_out(self.input_batch, drafted, counts, self._drafts, self._scratch)
         plan = self._step.plan
         if plan is not None and plan.has_segments:
-            tokens, positions, slots = (torch.from_numpy(column).to(self.device) for column in plan.moves)
+            arrays = map(torch.from_numpy, (plan.moves, plan.block_copies, plan.rewrites))
+            (tokens, positions, slots), copies, rewrites = upload(self.device, *arrays)
             slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu
             self.positions[tokens] = positions.to(self.positions.dtype)
             slot_mapping[tokens] = slots.to(slot_mapping.dtype)
-            copies, rewrites = (torch.from_numpy(pair).to(self.device) for pair in (plan.block_copies, plan.rewrites))
             self._set_segments(PassSegments(plan, int(counts.sum()), copies, rewrites))
 
     def _set_segments(self: Any, segments: PassSegments | None) -> None:
@@ -157,10 +158,9 @@ class TreeRunner:
         step, rows = self._step, self._served_rows(self._step, emitted)
         gone = (self._drafts.keys() - self.requests.keys()) | {row.request for row in rows}  # Those were verified.
         self._drafts = {name: draft for name, draft in self._drafts.items() if name not in gone}
-        if self._head is not None:
-            columns, positions, numbers = step.flat.kept([verdict.path for verdict in step.verdicts])
-            tables = self.input_batch.block_table[0].get_numpy_array()[numbers]
-            self._head.keep(states, columns, tables, positions)
+        if isinstance(self._reader, OnPages):
+            paths, tables = [verdict.path for verdict in step.verdicts], self.input_batch.block_table[0]
+            self._reader.keep(states or [hidden], step.flat, paths, tables.get_numpy_array())
         if not rows:
             return [[] for _ in emitted]
         ranks, pass_ms = get_tp_group(), self._pass_ms(step, rows)
@@ -198,9 +198,11 @@ class TreeRunner:
                 return {}
         began = perf_counter()
         drafting.update(*verified)
-        drafts = as_drafts(*self._trees_for(rows))
+        trees, num_blocks = self._trees_for(rows)
+        parts = zip(rows, trees.trees, num_blocks, strict=True)
+        drafts = {row.request: Draft(trees, n, tree.token_list, num) for n, (row, tree, num) in enumerate(parts)}
         self._draft_ms = 1e3 * (perf_counter() - began)
-        return {row.request: draft for row, draft in zip(rows, drafts, strict=True)}
+        return drafts
 
     def _served_rows(self: Any, step: Step, emitted: Sequence[Sequence[int]]) -> list[ServedRow]:
         """The requests that emitted tokens; a chunk of a prompt emits none."""

@@ -9,7 +9,6 @@ ends in such a segment, its scratch blocks are copied over the request's.
 Axis letters: J segments, X scratch blocks.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,17 +35,6 @@ class StepTrees:
     roots: Ids
     positions: Ids
     num_drafts: Ids
-
-    def kept(self, paths: Sequence[Sequence[int]]) -> tuple[Ids, Ids, Ids]:
-        """Column, position and request of all tokens that stay in the texts, given the accepted paths, roots first."""
-        before = self.roots - self.first_tokens
-        nodes = np.array([node for path in paths for node in path], dtype=np.int64)
-        counts = np.array(list(map(len, paths)))
-        rows = np.repeat(np.arange(len(paths)), before + counts)
-        number = ranges(before + counts)
-        columns = self.first_tokens[rows] + number
-        columns[number >= before[rows]] = np.repeat(self.roots, counts) + nodes
-        return columns, (self.positions - before)[rows] + number, rows
 
 
 @dataclass(frozen=True)

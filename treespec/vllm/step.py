@@ -77,16 +77,12 @@ def gather_output(
         tokens[row, count - 1] = verdict.next_token
         numbers[row, :count] = np.array(path) + starts[row]
     emitted = torch.from_numpy(tokens).to(logits.device)
-    if sampling.max_num_logprobs is None:
+    if (number := sampling.max_num_logprobs) is None:
         return SamplerOutput(sampled_token_ids=emitted, logprobs_tensors=None)
     chosen = logits[torch.from_numpy(numbers.flatten()).to(logits.device)]
     is_logits = sampler.logprobs_mode == "raw_logits"
     logprobs = chosen.float() if is_logits else sampler.compute_logprobs(chosen)
-    return SamplerOutput(emitted, _gather_logprobs(logprobs, emitted, sampler, sampling.max_num_logprobs))
-
-
-def _gather_logprobs(logprobs: Tensor, emitted: Tensor, sampler: Any, number: int) -> LogprobsTensors:
     if number == -1:  # Those of the whole vocabulary.
         nothing = torch.empty(0, dtype=torch.float32, device="cpu")
-        return LogprobsTensors(nothing, logprobs, nothing)
-    return sampler.gather_logprobs(logprobs, number, emitted.flatten().clamp(min=0).long())
+        return SamplerOutput(emitted, LogprobsTensors(nothing, logprobs, nothing))
+    return SamplerOutput(emitted, sampler.gather_logprobs(logprobs, number, emitted.flatten().clamp(min=0).long()))

@@ -101,3 +101,62 @@ def random_adapters(folder: Path, model: Path, number: int) -> list[Path]:
         config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "bias": "none"}
         (path / "adapter_config.json").write_text(json.dumps({**config, "target_modules": layers}))
     return paths
+
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+}
+
+
+def tiny_mimo(folder: Path) -> Path:
+    """A random MiMo, which has Qwen 2's layers, with a random MTP layer and the zoo's vocabulary; its folder."""
+    from helpers import mtp_files
+
+    mtp_files.write(folder, "mimo", **SIZES)
+    return _as_mimo(folder)
+
+
+def counting_mimo(folder: Path, vocab: int) -> Path:
+    """A MiMo that writes the next number after every token, and an MTP layer that finds it from the target's state.
+
+    Token x is the unit vector x, attention and feed-forward layers add nothing; the MTP layer turns the state of the
+    token before into that of its successor, and reads nothing of the token itself. So its drafts are right only next to
+    the right states, and from the second level on only next to its own outputs.
+    """
+    from helpers.mtp_files import MIMO
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    size = SIZES["hidden_size"]
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=vocab, tie_word_embeddings=False, **SIZES)).save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name, weight in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.zero_()
+    units = torch.eye(vocab, size)
+    successor = torch.zeros(size, size)
+    successor[:vocab, :vocab] = torch.eye(vocab).roll(1, 0)
+    block = {
+        MIMO["block"].format(layer=0) + name.split(".", 3)[3]: w for name, w in tensors.items() if ".layers.0." in name
+    }
+    norms = {MIMO[name].format(layer=0): torch.ones(size) for name in ("embedding_norm", "hidden_norm", "norm")}
+    projection = {MIMO["projection"].format(layer=0): torch.cat([successor, torch.zeros(size, size)], 1)}
+    shared = {"model.embed_tokens.weight": units, "lm_head.weight": units.roll(1, 0)}
+    made = {**tensors, **{name: weight.clone() for name, weight in block.items()}, **norms, **projection, **shared}
+    save_file(
+        {name: weight.contiguous() for name, weight in made.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    return _as_mimo(folder)
+
+
+def _as_mimo(folder: Path) -> Path:
+    """vLLM's MiMo; its own configuration is code of its publisher's, which transformers does not have."""
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["MiMoForCausalLM"], "bos_token_id": None, "eos_token_id": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
