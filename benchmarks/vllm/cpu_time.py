@@ -2,8 +2,8 @@
 
     python -m benchmarks.vllm.cpu_time --concurrency 1 4 8 16 --batches 5
 
-Unlike wall time, CPU time hardly depends on what else the machine does; the control's clock is CPU time too, as if the
-machine were quiet. All engines live in one process and take turns, batch by batch; the ratios are of the same batch.
+Unlike wall time, CPU time hardly depends on what else the machine does; the control reads the wall clock, as in use:
+keep a core free. All engines live in one process and take turns, batch by batch; the ratios are of the same batch.
 Greedy, held-out prompts of HumanEval and GSM8K, or Spec-Bench's questions alone; the outputs are compared. `--profile
 NAME` prints where that engine's steps spend their time instead.
 """
@@ -29,8 +29,6 @@ ENGINES: dict[str, dict[str, Any] | None] = {
     "lookups": {"method": "treespec", "warm_start": NAME},
     "head and lookups": {"method": "treespec", "warm_start": NAME, "head": NAME},
 }
-CLOCKS = ("treespec.vllm.runner",)
-"""Where the control reads a clock."""
 
 
 def main() -> None:
@@ -46,8 +44,6 @@ def main() -> None:
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
         command = [sys.executable, "-m", "benchmarks.vllm.cpu_time", *sys.argv[1:]]
         raise SystemExit(subprocess.call(command, env={**os.environ, **ENVIRONMENT}))
-    for name in CLOCKS:
-        vars(importlib.import_module(name))["perf_counter"] = time.process_time
     if args.profile:
         profile(args)
         return

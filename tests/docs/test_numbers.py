@@ -30,6 +30,7 @@ CONSTANTS = {
     "training.md": "8,192",
     "verification.md": "4,096",
     "vllm.md": "0.32 0.33 5.20 5.18 2,048 5",
+    "deploy.md": "0.32 0.33 5.20",
 }
 """By page, what is set, derived or tested elsewhere: versions, defaults, limits, papers, parameters of a setting."""
 FRACTIONS_THOUSANDS_PERCENTAGES = r"(?<![\w.,/-])(?:\d{1,3}(?:,\d{3})+|\d*\.\d+|\d+(?= ?%))(?![\w]|\.\d|,\d)"

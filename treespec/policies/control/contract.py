@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from treespec.protocols import DraftSource, TreePolicy, VerifiedStep
@@ -19,7 +20,8 @@ class Choice(NamedTuple):
     tokens_per_second: Mapping[str, float]
 
 
-class CallFacts(NamedTuple):
+@dataclass(frozen=True)
+class CallFacts:
     """What a `StepControl` knows of a call before its first step.
 
     Args:
@@ -45,10 +47,8 @@ class StepControl(ABC):
     drafters ask at every step whether a policy is one.
     """
 
-    current: TreePolicy
-    """The policy that grows this step's trees."""
-    choice: Choice
-    """The choice of the last step."""
+    current: TreePolicy  # It grows this step's trees.
+    choice: Choice  # The last step's.
 
     @property
     @abstractmethod
