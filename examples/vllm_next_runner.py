@@ -190,7 +190,7 @@ class TreeModelRunner(TreeRunner, CPUModelRunner):
         if step.logits is None:  # V2 samples a step without drafts by itself.
             step.logits, step.starts = self.model.compute_logits(hidden[batch.logits_indices]), range(batch.num_reqs)
             step.verdicts = [Verdict((0,), tokens[-1] if tokens else NO_TOKEN, True) for tokens in emitted]
-        self._proposed = self.propose_draft_token_ids(None, emitted, None, None, None, states)
+        self._proposed = self.propose_draft_token_ids(None, emitted, None, hidden, None, states)
         return self._proposed
 
     def take_draft_token_ids(self: Any) -> DraftTokenIds:

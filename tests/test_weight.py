@@ -11,6 +11,9 @@ from treespec.hf.add_ons import ADD_ONS
 LOOP = 3_200
 SPECULATION = 10_500
 DECODE = 9
+CONTROL, VLLM = 600, 2_000
+DRAFTERS_IN_VLLM = {f"treespec.vllm.{name}" for name in ("draft_model", "heads", "mtp", "pages", "readers")}
+"""Not counted: what drafts there by a model's weights."""
 
 
 def test_the_loop_imports_little():
@@ -27,6 +30,15 @@ def test_speculation_imports_what_it_needs():
 
 def test_decode_knows_few_modules():
     assert weight.num_imports("treespec.hf.generation.decode") <= DECODE
+
+
+def test_the_control_and_the_plugin_are_small():
+    rooms = {"treespec.policies.control": 0, "treespec.vllm": 0}
+    for name, lines in weight.graph().nodes(data="lines"):
+        if (room := next((room for room in rooms if name.startswith(room)), None)) and name not in DRAFTERS_IN_VLLM:
+            rooms[room] += lines
+    assert rooms["treespec.policies.control"] <= CONTROL
+    assert rooms["treespec.vllm"] <= VLLM
 
 
 def test_the_core_imports_no_add_on():

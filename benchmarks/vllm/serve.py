@@ -4,7 +4,7 @@
 
 One server after the other, on a quiet machine: vLLM's processes poll while they wait for each other, so that CPU time
 would say as little as wall time. Greedy, held-out prompts of HumanEval and GSM8K, others for every number of requests.
-It needs pandas; the suffix method is skipped without its package, which takes cmake and a C++ compiler:
+The suffix method is skipped without its package, which takes cmake and a C++ compiler:
 
     pip install nanobind==2.9.2
     pip install --no-deps --no-build-isolation arctic-inference==0.1.1

@@ -37,12 +37,14 @@ def load(folder: Path, **config: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "seed", "skipped"), [(tiny_llama, 0, 0.0), (tiny_llama, 1, 0.6), (tiny_gemma3, 2, 0.0)]
+    ("make", "seed", "skipped", "most_missed"),
+    [(tiny_llama, 0, 0.0, 32), (tiny_llama, 1, 0.6, 32), (tiny_llama, 3, 0.6, 3), (tiny_gemma3, 2, 0.0, 2)],
 )
 def test_every_row_is_drafted_as_if_alone(
-    make: Any, seed: int, skipped: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Any, seed: int, skipped: float, most_missed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_model, "SHORT", 30)
+    monkeypatch.setattr(draft_model, "MOST_MISSED", most_missed)
     model = make(tmp_path, VOCAB).double()
     server, drafter = Server(load(tmp_path), OPTIONS, seed, skipped), DraftModel(make_scorer(model))
     assert num_like_alone(server, 25 if skipped == 0 else 60, lambda text: alone(drafter, text)) > 30

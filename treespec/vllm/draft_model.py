@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from treespec.drafters import DraftModel
+from treespec.drafters.model.pending_nodes import PendingNodes
 from treespec.drafters.model.token_map import left_padded
 from treespec.errors import ConfigError
 from treespec.hf.cache.caches import filled_layers
@@ -26,6 +27,8 @@ from treespec.protocols import Capability, Frontier, Session
 
 SHORT = 256
 """A longer text is read in a pass of its own, as the others would be padded to its length."""
+MOST_MISSED = 32
+"""Tokens of a row that one pass reads after steps without drafts: it makes the logits of all of them."""
 
 
 class JoinedScorer(TreeScorer):
@@ -49,7 +52,8 @@ def _joined(first: SlotCache, second: SlotCache) -> SlotCache:
             parts = [pad(getattr(layer, name), (0, 0, n, 0)) for layer, n in zip(layers, spare, strict=True)]
             setattr(layers[0], name, torch.cat(parts))
     masks = [pad(slots.slots.mask, (n, 0)) for slots, n in zip((first, second), spare, strict=True)]
-    return SlotCache(first.cache, torch.cat(masks), [*first.lengths, *second.lengths])
+    mask = torch.cat(masks).to(filled_layers(first.cache)[0].keys.device)
+    return SlotCache(first.cache, mask, [*first.lengths, *second.lengths])
 
 
 class ServedModel(DraftModel):
@@ -84,9 +88,7 @@ class ServedModel(DraftModel):
     def select_rows(self, rows: Sequence[int]) -> None:
         """See `Drafter`; what was drafted for the last step is dropped, as it has the others' rows."""
         if self._pending is not None:
-            chains = [list(range(length)) for length in self._pending.chain_lengths]
-            self._scorer.commit(chains)
-            self._num_cached = [cached + len(chain) for cached, chain in zip(self._num_cached, chains, strict=True)]
+            self._commit(self._pending.chain_lengths)
             self._pending = None
         number = list(accumulate(self._is_read, initial=0))
         if read := [number[row] for row in rows if self._is_read[row]]:
@@ -105,7 +107,18 @@ class ServedModel(DraftModel):
         for rows in (short, *([row] for row in joined if row not in short)):
             if rows:
                 self._read(rows)
+        while max(missing := self._num_missing()) > MOST_MISSED:
+            counts = [min(max(count - 1, 0), MOST_MISSED) for count in missing]
+            texts = zip(map(self._text.history.tokens, range(len(counts))), self._num_cached, counts, strict=True)
+            nodes = PendingNodes([text[first : first + count].tolist() for text, first, count in texts])
+            self._score(nodes.tokens, nodes.parents)
+            self._commit(counts)
         return super()._catch_up()
+
+    def _commit(self, counts: Sequence[int]) -> None:
+        """Keep the first pending tokens of every row, which are of its text."""
+        self._scorer.commit([list(range(count)) for count in counts])
+        self._num_cached = [cached + count for cached, count in zip(self._num_cached, counts, strict=True)]
 
     def _probs(self, logits: Float[Tensor, "B F W"], frontier: Frontier) -> Float[Tensor, "B F V"]:
         return logits.softmax(-1, dtype=torch.float32)  # Requests' processors are the target's alone.

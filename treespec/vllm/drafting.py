@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -201,12 +201,9 @@ def make_drafter(options: Options, reader: Reader | None = None) -> ServingDraft
     warm = load(name) if name is not None else None
     recycling = TokenRecycling() if warm is None else warm.recycling()
     suffix = SuffixLookup(store=SuffixStore()) if warm is None else warm.suffix()
-    if options.drafter == "merge":
-        return Merge([*([reader] if reader else []), recycling, suffix])
-    single: dict[str, ServingDrafter | None] = {"recycling": recycling, "suffix": suffix}
-    drafter = (single | dict.fromkeys(READERS, reader))[options.drafter]
-    assert drafter is not None, "checked by Options"
-    return drafter
+    merged = Merge([*([reader] if reader else []), recycling, suffix])
+    lookups: dict[str, Any] = {"recycling": recycling, "suffix": suffix, "merge": merged}
+    return (lookups | dict.fromkeys(READERS, reader))[options.drafter]
 
 
 def _import(path: str) -> Callable[[], object]:

@@ -44,7 +44,8 @@ def load_served_head(
         ConfigError: a head of another kind than EAGLE-3 and MTP, or a model that does not return hidden states.
         UnsupportedModelError: MTP layers that are not served.
     """
-    folder = config.model if name in (OWN_LAYERS, config.model) else find_folder(name)
+    is_own = name == OWN_LAYERS or Path(name).resolve() == Path(config.model).resolve()
+    folder = config.model if is_own else find_folder(name)
     if isinstance(folder, str) or (folder / DRAFT_VOCAB).is_file() or is_speculators_mtp(folder):
         from treespec.vllm.mtp import load_served_mtp  # With transformers' models.
 

@@ -39,7 +39,8 @@ def load_served_mtp(
 ) -> ServedMtp:
     """The MTP layers in a folder, for vLLM's model of this `ModelConfig` with these weights; without its pages.
 
-    They read the states that vLLM's model returns, as its own MTP does.
+    They read the states that vLLM's model returns, as its own MTP does: of some models, such as MiMo, those before the
+    last norm.
 
     Raises:
         UnsupportedModelError: transformers has no class for the model, or see `load_mtp`.
@@ -57,7 +58,7 @@ def _stand_in(config: Any, embedding: Float[Tensor, "V H"], lm_head: Float[Tenso
                 config.hf_text_config, dtype=embedding.dtype, trust_remote_code=config.trust_remote_code
             )
             output = nn.Linear(lm_head.shape[1], lm_head.shape[0], bias=False)
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise UnsupportedModelError(f"transformers has no class for {config.model}'s layers: {reason}") from error
     output.weight = nn.Parameter(lm_head, requires_grad=False)

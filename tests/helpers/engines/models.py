@@ -124,9 +124,10 @@ def tiny_mimo(folder: Path) -> Path:
 def counting_mimo(folder: Path, vocab: int) -> Path:
     """A MiMo that writes the next number after every token, and an MTP layer that finds it from the target's state.
 
-    Token x is the unit vector x, attention and feed-forward layers add nothing; the MTP layer turns the state of the
-    token before into that of its successor, and reads nothing of the token itself. So its drafts are right only next to
-    the right states, and from the second level on only next to its own outputs.
+    Token x is the unit vector x and a last number, which is 1 for all and which the target's last norm takes away.
+    Attention and feed-forward layers add nothing. The MTP layer turns the state of the token before into that of its
+    successor, and of the token itself reads the last number: without the state's it drafts token 0. So its drafts are
+    right only next to the states before that norm, and from the second level on only next to its own outputs.
     """
     from helpers.mtp_files import MIMO
     from safetensors.torch import load_file, save_file
@@ -138,15 +139,19 @@ def counting_mimo(folder: Path, vocab: int) -> Path:
     for name, weight in tensors.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             weight.zero_()
-    units = torch.eye(vocab, size)
+    units, first, last = torch.eye(vocab, size), 0, size - 1
+    embedding = units.index_fill(1, torch.tensor([last]), 1.0)
     successor = torch.zeros(size, size)
     successor[:vocab, :vocab] = torch.eye(vocab).roll(1, 0)
     block = {
         MIMO["block"].format(layer=0) + name.split(".", 3)[3]: w for name, w in tensors.items() if ".layers.0." in name
     }
     norms = {MIMO[name].format(layer=0): torch.ones(size) for name in ("embedding_norm", "hidden_norm", "norm")}
-    projection = {MIMO["projection"].format(layer=0): torch.cat([successor, torch.zeros(size, size)], 1)}
-    shared = {"model.embed_tokens.weight": units, "lm_head.weight": units.roll(1, 0)}
+    weights = torch.cat([successor, torch.zeros(size, size)], 1)
+    weights[first, last], weights[first, size + last], weights[last, size + last] = -9.0, 9.0, 1.0
+    projection = {MIMO["projection"].format(layer=0): weights}
+    norm = torch.ones(size).index_fill(0, torch.tensor([last]), 0.0)
+    shared = {"model.norm.weight": norm, "model.embed_tokens.weight": embedding, "lm_head.weight": units.roll(1, 0)}
     made = {**tensors, **{name: weight.clone() for name, weight in block.items()}, **norms, **projection, **shared}
     save_file(
         {name: weight.contiguous() for name, weight in made.items()}, folder / "model.safetensors", {"format": "pt"}
