@@ -201,9 +201,9 @@ def make_drafter(options: Options, reader: Reader | None = None) -> ServingDraft
     warm = load(name) if name is not None else None
     recycling = TokenRecycling() if warm is None else warm.recycling()
     suffix = SuffixLookup(store=SuffixStore()) if warm is None else warm.suffix()
-    merged = Merge([*([reader] if reader else []), recycling, suffix])
-    lookups: dict[str, Any] = {"recycling": recycling, "suffix": suffix, "merge": merged}
-    return (lookups | dict.fromkeys(READERS, reader))[options.drafter]
+    made: dict[str, Any] = {"recycling": recycling, "suffix": suffix, **dict.fromkeys(READERS, reader)}
+    made["merge"] = Merge([*([reader] if reader else []), recycling, suffix])
+    return made[options.drafter]
 
 
 def _import(path: str) -> Callable[[], object]:
