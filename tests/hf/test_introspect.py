@@ -6,9 +6,11 @@ import pytest
 import torch
 from helpers.tiny import noisy_copy, prompt, tiny_llama
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 import treespec
-from treespec.hf import TreeScorer
+from treespec.errors import UnsupportedModelError
+from treespec.hf import TreeScorer, introspect
 from treespec.hf.evaluation import evaluation_mode
 from treespec.hf.introspect import CACHE_NAME, ModelFacts, model_facts
 
@@ -22,6 +24,35 @@ def test_facts_are_read_once_and_passed_along():
     assert model_facts(facts) is facts
     assert TreeScorer(facts).facts is facts
     assert (facts.num_logits, facts.cache_argument, facts.max_positions) == (64, CACHE_NAME, None)
+
+
+class Bare(PreTrainedModel):
+    """A model without parameters."""
+
+    config_class = PreTrainedConfig
+
+
+class Other(Bare):
+    """A model of parameters, none of which are embeddings."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.layer = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("kind", [Bare, Other])
+def test_other_models_are_refused_by_name(kind):
+    with pytest.raises(UnsupportedModelError, match=f"{kind.__name__} is not a language model over tokens: "):
+        model_facts(kind(PreTrainedConfig()))
+
+
+def test_a_mistake_of_ours_is_not_taken_for_another_kind_of_model(monkeypatch):
+    def wrong(*_):
+        raise AttributeError("ours")
+
+    monkeypatch.setattr(introspect, "weight_kinds", wrong)
+    with pytest.raises(AttributeError, match="ours"):
+        model_facts(tiny_llama())
 
 
 @pytest.mark.parametrize("is_checkpointing", [False, True])

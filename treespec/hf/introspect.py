@@ -105,24 +105,25 @@ def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
     check_model(model)
     plain = unwrapped(model)
     modules = dict(plain.named_modules())
-    try:
-        return ModelFacts(
-            model=plain,
-            modules=modules,
-            forward=model if hasattr(model, "_orig_mod") else plain,
-            config=plain.config.get_text_config(),
-            device=input_device(plain),
-            dtype=plain.dtype,
-            num_logits=num_logits(plain),
-            max_positions=position_table_size(plain, modules),
-            arguments=forward_arguments(plain),
-            adapters=active_adapters(modules.values()),
-            ranks=ranks_of(plain),
-            weights=weight_kinds(modules.values()),
-        )
     # What transformers raises for models without embeddings, and `next` for one without parameters.
+    try:
+        device, dtype, logits = input_device(plain), plain.dtype, num_logits(plain)
     except (AttributeError, NotImplementedError, StopIteration) as error:
         raise UnsupportedModelError(f"{type(plain).__name__} is not a language model over tokens: {error}") from error
+    return ModelFacts(
+        model=plain,
+        modules=modules,
+        forward=model if hasattr(model, "_orig_mod") else plain,
+        config=plain.config.get_text_config(),
+        device=device,
+        dtype=dtype,
+        num_logits=logits,
+        max_positions=position_table_size(plain, modules),
+        arguments=forward_arguments(plain),
+        adapters=active_adapters(modules.values()),
+        ranks=ranks_of(plain),
+        weights=weight_kinds(modules.values()),
+    )
 
 
 def ranks_of(model: PreTrainedModel) -> Ranks:
