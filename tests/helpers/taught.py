@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from helpers.toy_models import TableLM, ToyScorer
+from helpers.toy_models import FixedLength, TableLM, ToyScorer
 
 from treespec.engine.loop import Run, speculate
 from treespec.protocols import Scores
@@ -49,19 +49,6 @@ class FeatureScorer(ToyScorer):
         return Scores(super().extend(tokens, parents).logits, {LAYER: self._embedding[tokens]})
 
 
-class Until:
-    """Stops after so many tokens."""
-
-    def __init__(self, num_new):
-        self._length = 6 + num_new
-
-    def num_kept(self, row, ids, new_tokens):
-        return len(new_tokens) if len(ids) >= self._length else None
-
-    def max_new(self, row, length, num_padding):
-        return self._length - length
-
-
 class Misplaced:
     """Takes the states of the tokens after those that were emitted; a mixin."""
 
@@ -92,5 +79,5 @@ def mean_acceptance(trained, kind, policy):
     model, embedding, head = trained
     ids = torch.randint(0, VOCAB, (12, 6), generator=torch.Generator().manual_seed(7))
     parts = FeatureScorer(model, embedding), kind(head, (LAYER,))
-    run = Run(*parts, ids, torch.ones_like(ids, dtype=torch.bool), Until(24), policy, is_sampling=False)
+    run = Run(*parts, ids, torch.ones_like(ids, dtype=torch.bool), FixedLength(6 + 24), policy, is_sampling=False)
     return speculate(run).stats.mean_acceptance_length
