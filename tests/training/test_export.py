@@ -1,5 +1,7 @@
 """Trained heads written again."""
 
+import copy
+
 import pytest
 import torch
 from helpers import dflash_files
@@ -31,11 +33,13 @@ def test_a_cut_bias_is_the_nearest_of_its_rank(tmp_path):
         export_head(folder, target, tmp_path / "cut", markov_rank=7)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
-def test_export_leaves_out_only_what_the_target_has(tmp_path, kind):
-    target = tiny_llama(vocab_size=VOCAB, num_layers=3)
-    trained = train(target, write(target, 12), tmp_path / "run", TrainingConfig(kind=kind, **SMALL)).folder
-    own, folder = treespec.load_drafter(trained, target).head, tmp_path / "other-rows"
+HEADS = pytest.mark.parametrize("trained", ["eagle3", "dflash"], indirect=True)
+
+
+@HEADS
+def test_export_leaves_out_only_what_the_target_has(trained, target, tmp_path):
+    target = copy.deepcopy(target)
+    own, folder = treespec.load_drafter(trained.result.folder, target).head, tmp_path / "other-rows"
     own.lm_head.weight = torch.nn.Parameter(own.lm_head.weight + 1)
     save_head(own, own.config.hidden_layers, folder)
     export_head(folder, target, tmp_path / "own", torch.float32, has_all=False)
@@ -49,11 +53,11 @@ def test_export_leaves_out_only_what_the_target_has(tmp_path, kind):
     assert not {"lm_head.weight", "embed_tokens.weight"} & set(load_file(tmp_path / "shared" / "model.safetensors"))
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
-def test_export_through_a_coarser_target_loses_nothing(tmp_path, kind):
-    target = tiny_llama(vocab_size=VOCAB, num_layers=3)
-    folder = train(target, write(target, 12), tmp_path / "run", TrainingConfig(kind=kind, **SMALL)).folder
-    export_head(folder, target.bfloat16(), tmp_path / "out")
+@HEADS
+def test_export_through_a_coarser_target_loses_nothing(trained, target, tmp_path):
+    folder = tmp_path / "stored"  # In float16, as `train` writes it.
+    export_head(trained.result.folder, target, folder, has_all=False)
+    export_head(folder, copy.deepcopy(target).bfloat16(), tmp_path / "out")
     own, exported = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "out"))
     assert exported.keys() - own.keys() == {"lm_head.weight", "embed_tokens.weight"}
     assert all(exported[name].equal(tensor) for name, tensor in own.items())
