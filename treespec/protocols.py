@@ -67,10 +67,11 @@ class CausalScorer(Protocol):
     def hidden_layers(self) -> tuple[int, ...]:
         """The layers whose hidden states it returns; see `HiddenStates`."""
 
-    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
+    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> Scores:
         """Start over with the committed tokens that are to be cached; the mask is False on left padding; P may be 0.
 
-        Returns the wanted hidden states of the columns that it computed, the last ones of the P; none for P = 0.
+        Returns the logits [B, 1, V] after the last column, and the wanted hidden states of the columns that it
+        computed, the last ones of the P; nothing, [B, 0, V], for P = 0.
         """
 
     def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
@@ -298,7 +299,7 @@ class Session:
     policy: TreePolicy | None = None
     """How this call's trees are to be shaped; drafters that always propose the same shape need none."""
     prompt_states: HiddenStates = field(default_factory=dict)
-    """What the target's `prefill` returned: of the prompt's columns but the last, padding included."""
+    """What the target's `prefill` returned: of the prompt's columns, padding included; one more token is known."""
     target: CausalScorer | None = None
     """The target's scorer, for drafters that draft with the target itself."""
 

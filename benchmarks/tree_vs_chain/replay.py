@@ -26,7 +26,6 @@ from treespec.protocols import (
     Capability,
     CausalScorer,
     Drafter,
-    HiddenStates,
     NodeProbs,
     RandomSource,
     Scores,
@@ -108,13 +107,13 @@ class RecordedScorer:
             nodes.append(node)
         return nodes
 
-    def prefill(self, ids: Tensor, mask: Tensor) -> HiddenStates:
+    def prefill(self, ids: Tensor, mask: Tensor) -> Scores:
         """See `CausalScorer`; ids int64 [1, P] must begin the text."""
         length = ids.shape[1]
         assert length > 0
         assert torch.equal(ids[0], self._ids[:length]), "a recorded scorer follows its own text"
         self._committed, self._pending = self._text[length - 1], []
-        return {}
+        return Scores(self._logits(self._committed)[None, None])
 
     @torch.no_grad()
     def extend(self, tokens: Tensor, parents: Tensor) -> Scores:

@@ -40,7 +40,7 @@ class TimedScorer(ToyScorer):
 
     def prefill(self, ids, mask):
         self._clock.advance(self._prefill_ms * ids.shape[1])
-        return super().prefill(ids, mask) or {}
+        return super().prefill(ids, mask)
 
     def extend(self, tokens, parents):
         count = int((parents != -2).sum())

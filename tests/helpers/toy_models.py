@@ -33,13 +33,16 @@ class ToyScorer:
         self.num_prefills = 0
         self.scored: Counter[tuple[int, ...]] = Counter()
 
-    def prefill(self, ids, mask) -> None:
+    def prefill(self, ids, mask) -> Scores:
         assert (mask.long().diff(dim=1) >= 0).all(), "only left padding"
         kept = [row[valid].tolist() for row, valid in zip(ids, mask, strict=True)]
         self.cache = [list(zip(row, range(len(row)), strict=True)) for row in kept]
         self.names = list(range(len(kept)))
         self._forget()
         self.num_prefills += 1
+        for name, row in zip(self.names, kept, strict=True):
+            self.scored[(name, *row)] += 1
+        return Scores(torch.stack([self.model.logits(tuple(row)) for row in kept]).unsqueeze(1))
 
     def _forget(self) -> None:
         self.pending: list[list[tuple[int, int, int] | None]] = [[] for _ in self.cache]

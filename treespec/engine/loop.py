@@ -27,6 +27,7 @@ from treespec.protocols import (
     History,
     LearningPolicy,
     PathProcessors,
+    Scores,
     Session,
     TreePolicy,
     VerificationRule,
@@ -146,11 +147,16 @@ class Run:
         self.uniforms: tuple[Tensor, Tensor] | None = None
 
     def prefill(self) -> None:
-        """Read the prompt but for its last token, which is the first tree's root."""
+        """Read the prompt, whose pass decides every row's first token; drafts begin after it."""
         with self.clock.timed("prefill"):
-            prompt = [part[:, :-1].to(self.target.device) for part in (self.prompt_ids, self.prompt_mask)]
-            self.start(self.target.prefill(*prompt))
-        self.notify(lambda observer: observer.on_prefill(self.clock.seconds["prefill"]))
+            scores = self.target.prefill(*(part.to(self.target.device) for part in (self.prompt_ids, self.prompt_mask)))
+        trees, before = self.roots(), dict(self.clock.seconds)
+        self.notify(lambda observer: observer.on_prefill(before["prefill"]))
+        verdicts, emitted, finished = self.decide(trees, scores)
+        with self.clock.timed("prefill"):
+            self.start(scores.hidden_states)
+        self.record(VerifiedStep(trees, verdicts, scores, emitted), before, is_prompt=True)
+        self.leave(finished)
 
     def step(self) -> None:
         """Draft, score, verify and commit once."""
@@ -159,17 +165,27 @@ class Run:
             trees = self.agreed(self.draft())
         with timed("target"):
             scores = self.target.extend(trees.tokens, trees.parents)
-        with timed("verify"):
-            probs = TargetProbs(trees, scores.logits, self.history, self.processors, self.rows, self.is_sampling)
-            verdicts = self.verify(trees, probs)
-        self.show(probs, verdicts)
+        verdicts, emitted, finished = self.decide(trees, scores)
         with timed("commit"):
-            emitted, finished = self.emit(verdicts, probs)
             self.target.commit([v.path[: len(tokens)] for v, tokens in zip(verdicts, emitted, strict=True)])
             verified = VerifiedStep(trees, verdicts, scores, emitted)
             self.update(verified)
         self.record(verified, before)
         self.leave(finished)
+
+    def roots(self) -> TreeBatch:
+        """Trees of one node: nothing is drafted."""
+        roots = self.history.last_tokens.unsqueeze(1)
+        return TreeBatch(roots, torch.full_like(roots, ROOT_PARENT))
+
+    def decide(self, trees: TreeBatch, scores: Scores) -> tuple[list[Verdict], list[list[int]], list[bool]]:
+        """Verify the trees and append what they give: verdicts, new tokens and whether it was the last step, by row."""
+        with self.clock.timed("verify"):
+            probs = TargetProbs(trees, scores.logits, self.history, self.processors, self.rows, self.is_sampling)
+            verdicts = self.verify(trees, probs)
+        self.show(probs, verdicts)
+        with self.clock.timed("commit"):
+            return verdicts, *self.emit(verdicts, probs)
 
     def notify(self, what: Callable[[Observer], None]) -> None:
         """Call every observer."""
@@ -199,8 +215,7 @@ class Run:
             most = max(room) + 1 if is_drafting else 0
             is_drafting = self.control.choose(len(self.rows), max(self.history.lengths), most)
         if not is_drafting:
-            roots = self.history.last_tokens.unsqueeze(1)
-            return TreeBatch(roots, torch.full_like(roots, ROOT_PARENT))
+            return self.roots()
         trees = self._propose(room)
         return trees if self.control is None else self.control.trim(trees)
 
@@ -278,15 +293,15 @@ class Run:
         if self.learner is not None:
             self.learner.update(step)
 
-    def record(self, verified: VerifiedStep, before: dict[str, float]) -> None:
-        """Show the step and its times to the control, and to the observers."""
+    def record(self, verified: VerifiedStep, before: dict[str, float], is_prompt: bool = False) -> None:
+        """Show the step and its times to the control, which chose what was drafted, and to the observers."""
         seconds = {phase: total - before[phase] for phase, total in self.clock.seconds.items()}
-        choice = None if self.control is None else self.control.choice
+        choice = None if self.control is None or is_prompt else self.control.choice
         if self.control is not None and choice is not None:
             times = 1e3 * seconds["draft"], 1e3 * (sum(seconds.values()) - seconds["draft"])
             self.control.learn(verified, *self.ranks.agree("times", times))
         trees, verdicts = verified.trees.trees, verified.verdicts
-        step = StepRecord(list(self.rows), trees, verdicts, verified.emitted, seconds, choice)
+        step = StepRecord(list(self.rows), trees, verdicts, verified.emitted, seconds, choice, is_prompt)
         self.notify(lambda observer: observer.on_step(step))
 
     def leave(self, finished: Sequence[bool]) -> None:

@@ -36,7 +36,8 @@ class VerifiedTrees:
 class StepRecord:
     """One verified step, on the host: `rows` are the caller's batch rows, `seconds` the step's time by phase.
 
-    `choice`: what `tree="auto"` chose and why, None with another policy.
+    `choice`: what `tree="auto"` chose and why, None with another policy. `is_prompt`: the first step, whose tokens the
+    prompt's pass decided, after trees of the root alone.
     """
 
     rows: list[int]
@@ -45,6 +46,7 @@ class StepRecord:
     emitted: list[list[int]]
     seconds: dict[str, float]
     choice: Choice | None = None
+    is_prompt: bool = False
 
 
 class Observer:

@@ -22,13 +22,14 @@ class SpeculationStats(Observer):
     """What speculation did, summed over rows and steps.
 
     A *draft* is one tree of one row. Accepted tokens are counted where they were emitted: those that a stopping
-    criterion cut off do not count.
+    criterion cut off do not count. The prompt's pass is none of the target's passes, and gives every row one token.
     """
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_emitted_tokens: int = 0
+    num_first_tokens: int = 0
     num_target_passes: int = 0
     acceptance_histogram: Counter[int] = field(default_factory=Counter)
     """How many drafts had this many accepted tokens."""
@@ -62,8 +63,8 @@ class SpeculationStats(Observer):
 
     @property
     def block_efficiency(self) -> float:
-        """Emitted tokens per row and verifying target pass."""
-        return self.num_emitted_tokens / self.num_drafts if self.num_drafts else 0.0
+        """Tokens per row and verifying target pass."""
+        return (self.num_emitted_tokens - self.num_first_tokens) / self.num_drafts if self.num_drafts else 0.0
 
     @property
     def acceptance_per_depth(self) -> dict[int, float]:
@@ -100,11 +101,19 @@ class SpeculationStats(Observer):
         self.seconds["prefill"] += seconds
 
     def on_step(self, step: StepRecord) -> None:
-        self.record(step.trees, step.verdicts, step.emitted)
+        if step.is_prompt:
+            self.record_first(step.emitted)
+        else:
+            self.record(step.trees, step.verdicts, step.emitted)
         for phase, seconds in step.seconds.items():
             self.seconds[phase] += seconds
         if step.choice is not None:
             self.choices[step.choice.name] += 1
+
+    def record_first(self, emitted: Sequence[Sequence[int]]) -> None:
+        """Count what a prompt's pass gave."""
+        self.num_first_tokens += sum(map(len, emitted))
+        self.num_emitted_tokens += sum(map(len, emitted))
 
     def record(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], emitted: Sequence[Sequence[int]]) -> None:
         """Count one target pass over `trees` and its verdicts."""

@@ -64,7 +64,7 @@ def test_hidden_states_and_rows_of_padding(hybrid):
     ids, mask = prompts(3, 26), torch.ones(3, 26, dtype=torch.bool)
     mask[1, :7] = False
     scorer = RecurrentScorer(hybrid, hidden_layers=(0, -1))
-    states = scorer.prefill(ids, mask)
+    states = scorer.prefill(ids, mask).hidden_states
     with torch.no_grad():
         expected = hybrid(input_ids=ids[1:2, 7:], output_hidden_states=True, use_cache=False).hidden_states
     assert all(close(states[layer][1, 7:], expected[layer][0]) for layer in (0, -1))

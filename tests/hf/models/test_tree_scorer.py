@@ -112,8 +112,8 @@ def test_hidden_states_of_columns_that_were_computed_only():
     scorer = scorer_for(model, hidden_layers=(1,))
     ids, mask = torch.arange(1, 10).unsqueeze(0).repeat(2, 1), torch.ones(2, 9, dtype=torch.bool)
     mask[:, :2] = False
-    assert scorer.prefill(ids, mask)[1].shape[1] == 7
-    assert scorer.prefill(ids[:, :0], mask[:, :0]) == {}
+    assert scorer.prefill(ids, mask).hidden_states[1].shape[1] == 7
+    assert scorer.prefill(ids[:, :0], mask[:, :0]).hidden_states == {}
 
 
 def test_a_layer_that_is_not_there_is_refused():

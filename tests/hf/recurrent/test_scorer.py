@@ -73,7 +73,7 @@ def test_hidden_states_are_those_of_plain_passes(name):
     model, ids, tokens = build(name), prompts(2, 20), prompts(2, 3, seed=1)
     mask = torch.arange(20) >= torch.tensor([[0], [6]])
     scorer = StateScorer(model, hidden_layers=(1, -1))
-    prefilled = scorer.prefill(ids.masked_fill(~mask, 0), mask)
+    prefilled = scorer.prefill(ids.masked_fill(~mask, 0), mask).hidden_states
     extended = scorer.extend(tokens, torch.tensor([[-1, 0, 0], [-1, 0, 1]])).hidden_states
     texts = [[0, 1], [0, 2]], [[0, 1, 2]]
     for row, (start, paths) in enumerate(zip([0, 6], texts, strict=True)):
@@ -82,7 +82,9 @@ def test_hidden_states_are_those_of_plain_passes(name):
             with torch.no_grad():
                 states = model(input_ids=text, use_cache=False, output_hidden_states=True).hidden_states
             for layer in (1, -1):
-                assert (prefilled[layer][row, start:] - states[layer][0, : 20 - start]).abs().max() <= TOLERANCE
+                assert (
+                    prefilled.hidden_states[layer][row, start:] - states[layer][0, : 20 - start]
+                ).abs().max() <= TOLERANCE
                 assert (extended[layer][row, path] - states[layer][0, 20 - start :]).abs().max() <= TOLERANCE
 
 

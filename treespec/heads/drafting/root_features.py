@@ -16,7 +16,7 @@ class RootFeatures:
     """Follows a call.
 
     Attributes:
-        states: [B, H] on the call's device, zero for a row of one token; None before the target has computed any.
+        states: [B, H] on the call's device; None before the target has computed any.
     """
 
     def __init__(self, session: Session) -> None:
@@ -39,9 +39,4 @@ class RootFeatures:
     def _of_prompt(self, states: HiddenStates) -> Float[Tensor, "B H"] | None:
         if LAST not in states or states[LAST].shape[1] == 0:
             return None
-        history = self._session.history
-        # A row of one token has only padding before its root: its first feature is zero.
-        has_text = [length - padding > 1 for length, padding in zip(history.lengths, history.num_padding, strict=True)]
-        last = states[LAST][:, -1]
-        features = torch.where(torch.tensor(has_text, device=last.device).unsqueeze(1), last, 0.0)
-        return features.to(self._session.device)
+        return states[LAST][:, -1].to(self._session.device)

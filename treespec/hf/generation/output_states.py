@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from treespec.protocols import Capability, CausalScorer, HiddenStates, Scores
+from treespec.protocols import Capability, CausalScorer, Scores
 
 
 class OutputStates:
@@ -32,15 +32,15 @@ class OutputStates:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scorer, name)
 
-    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
-        states = self._scorer.prefill(ids, mask)
+    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> Scores:
+        scores = self._scorer.prefill(ids, mask)
         self._rows = list(range(len(ids)))
         self._kept: list[list[Tensor]] = [[] for _ in self._rows]
-        self._prompt = [states[layer] for layer in range(self._num_layers)] if states else []
-        if self._prompt and not self._has_filled_cache:  # Columns of nothing but padding were not computed.
+        self._prompt = [scores.hidden_states[layer] for layer in range(self._num_layers)]
+        if not self._has_filled_cache:  # Columns of nothing but padding were not computed.
             missing = ids.shape[1] - self._prompt[0].shape[1]
             self._prompt = [torch.nn.functional.pad(part, (0, 0, missing, 0)) for part in self._prompt]
-        return states
+        return scores
 
     def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
         scores = self._scorer.extend(tokens, parents)
@@ -65,13 +65,10 @@ class OutputStates:
 
         Zeros after a row's end, and in columns of nothing but padding.
         """
-        blank = torch.zeros_like(self._kept[0][0])
+        blank = torch.zeros_like(torch.stack(self._prompt, dim=2)[0, 0])
         steps = [
-            torch.stack([row[i] if i < length else blank for row, length in zip(self._kept, lengths, strict=True)])
-            for i in range(max(lengths))
+            torch.stack([row[i] if i + 1 < length else blank for row, length in zip(self._kept, lengths, strict=True)])
+            for i in range(max(lengths) - 1)
         ]
         tokens = [tuple(step[:, layer].unsqueeze(1) for layer in range(self._num_layers)) for step in steps]
-        if self._prompt:
-            first = zip(self._prompt, tokens[0], strict=True)
-            tokens[0] = tuple(torch.cat(pair, dim=1) for pair in first)
-        return tuple(tokens)
+        return (tuple(self._prompt), *tokens)

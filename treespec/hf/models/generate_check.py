@@ -125,7 +125,7 @@ def _difference(facts: ModelFacts, is_padded: bool, capability: Capability) -> f
         raise
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
         raise _PlainGenerateError((str(error).splitlines() or [type(error).__name__])[0][:200]) from error
-    emitted = plain.sequences[:, ids.shape[1] - 1 : -1]
+    emitted = plain.sequences[:, ids.shape[1] : -1]
     found: list[Tensor] = []
 
     def score(model: Any, input_ids: Tensor, **kwargs: Any) -> Tensor:
@@ -153,14 +153,13 @@ def _scored(
     mask: Bool[Tensor, "B P"],
     tokens: Int[Tensor, "B N"],
     capability: Capability,
-) -> Float[Tensor, "B N V"]:
-    """The logits after the prompts' last tokens and those that follow, by the passes of a call's target."""
+) -> Float[Tensor, "B N+1 V"]:
+    """The logits after the prompts and after the tokens that follow, by the passes of a call's target."""
     # A model that decodes long texts plainly decodes others by chains.
     longest_text = None if capability == Capability.PLAIN else 0
     scorer = make_scorer(facts, prompt=prompt, longest_text=longest_text)
-    scorer.prefill(prompt.ids[:, :-1], mask[:, :-1])
+    logits = [scorer.prefill(prompt.ids, mask).logits]
     width = 1 if scorer.capability == Capability.PLAIN else tokens.shape[1] // 2
-    logits = []
     for part in tokens.split(width, dim=1):
         nodes, parents, path = _with_siblings(part, facts) if scorer.capability == Capability.TREE else _chain(part)
         logits.append(scorer.extend(nodes, parents).logits[:, path])

@@ -18,7 +18,7 @@ from treespec.hf.evaluation import evaluation_mode
 from treespec.hf.introspect import ModelFacts, pick_layers
 from treespec.hf.models.base import ModelScorer
 from treespec.hf.models.prompt import PromptInputs
-from treespec.protocols import Capability, HiddenStates, Scores
+from treespec.protocols import Capability, Scores
 
 
 class PlainScorer(ModelScorer):
@@ -27,7 +27,7 @@ class PlainScorer(ModelScorer):
     The model's own methods prepare every pass. Rows that have stopped stay in the passes, as they do there.
 
     Args:
-        prompt: what `prefill` reads in place of its ids, and one token more.
+        prompt: what `prefill` reads in place of its ids.
         hidden_layers, cache: see `TreeScorer`.
     """
 
@@ -41,7 +41,6 @@ class PlainScorer(ModelScorer):
         self._ids = prompt.ids
         self._arguments: dict[str, Any] = {}
         self._rows: list[int] = []
-        self._first_scores: Scores | None = None
         self._rope = RopeByLength(facts.model, facts.modules)
 
     @property
@@ -50,8 +49,8 @@ class PlainScorer(ModelScorer):
         return self._arguments.get(self.facts.cache_argument)
 
     @torch.no_grad()
-    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
-        """See `CausalScorer`; reads the whole prompt, whose last token is the first root.
+    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> Scores:
+        """See `CausalScorer`; reads the prompt that was given.
 
         Raises `UnsupportedModelError`: a given cache is not one of a prefix of the prompt.
         """
@@ -62,21 +61,17 @@ class PlainScorer(ModelScorer):
         self._ids, self._rows = self._prompt.ids, list(range(len(ids)))
         num_new = self._ids.shape[1] - num_cached if num_cached else None
         scores = self._pass(next_sequence_length=num_new, is_first_iteration=True)
-        last = {layer: states[:, -1:] for layer, states in scores.hidden_states.items()}
-        self._first_scores = Scores(scores.logits[:, -1:], last)
-        return {layer: states[:, :-1] for layer, states in scores.hidden_states.items()}
+        return scores._replace(logits=scores.logits[:, -1:])
 
     @torch.no_grad()
     def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
         """See `CausalScorer`. Raises `UnsupportedModelError`: more than one node."""
         self._check_nodes(tokens, parents, len(self._rows))
         self._check_single(tokens.shape[1])
-        scores, self._first_scores = self._first_scores, None
-        if scores is None:
-            fresh = self._ids.new_zeros(len(self._ids), 1)
-            fresh[self._rows] = tokens.to(fresh.device)
-            self._ids = torch.cat([self._ids, fresh], dim=1)
-            scores = self._pass(next_sequence_length=1)
+        fresh = self._ids.new_zeros(len(self._ids), 1)
+        fresh[self._rows] = tokens.to(fresh.device)
+        self._ids = torch.cat([self._ids, fresh], dim=1)
+        scores = self._pass(next_sequence_length=1)
         states = {layer: state[self._rows] for layer, state in scores.hidden_states.items()}
         return Scores(scores.logits[self._rows], states)
 

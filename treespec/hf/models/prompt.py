@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from transformers import Cache
 
@@ -18,7 +18,6 @@ from treespec.hf.cache.slot_cache import keep_paths
 from treespec.hf.introspect import CACHE_ARGUMENTS, CACHE_NAME
 
 _BY_TOKEN = {"input_ids", "attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids"}
-"""Arguments with one entry per token of the prompt in their last dimension."""
 OUTPUTS = {"output_attentions", "output_hidden_states"}
 _TEXT_ARGUMENTS = _BY_TOKEN | {"logits_to_keep", "use_cache"}
 
@@ -63,18 +62,16 @@ class ReadPrompt:
 
     Attributes:
         offsets: a token's position id minus its number in its row; None for a model without position ids.
-        last_logits: after the prompt's last token, which the first tree scores again; None once they were compared.
     """
 
     offsets: Int[Tensor, "*rows B"] | None
-    last_logits: Float[Tensor, "B V"] | None
 
     def shifted(self, position_ids: Int[Tensor, "B F"]) -> Int[Tensor, "*rows B F"]:
         """The positions of nodes as the model counts them."""
         return position_ids if self.offsets is None else position_ids + self.offsets.unsqueeze(-1)
 
     def select_rows(self, rows: Int[Tensor, " B"]) -> "ReadPrompt":
-        return self if self.offsets is None else ReadPrompt(self.offsets.index_select(-1, rows), None)
+        return self if self.offsets is None else ReadPrompt(self.offsets.index_select(-1, rows))
 
 
 def prompt_inputs(input_ids: Int[Tensor, "B P"], model_kwargs: Mapping[str, Any]) -> PromptInputs:
@@ -90,17 +87,8 @@ def position_offsets(
     return None if position_ids is None else position_ids[..., -1] - lengths
 
 
-def without_last_token(inputs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-    """The arguments of `forward` for a prompt of `num_tokens` tokens, cut to all but the last one."""
-
-    def is_by_token(name: str, value: Any) -> bool:
-        return name in _BY_TOKEN and isinstance(value, Tensor) and value.shape[-1] == num_tokens
-
-    return {name: value[..., :-1] if is_by_token(name, value) else value for name, value in inputs.items()}
-
-
 def drop_last_token(cache: Cache, num_tokens: int, name: str) -> None:
-    """Cut a cache of whole prompts to all but their last token, the first root.
+    """Cut a cache of whole prompts to all but their last token.
 
     Raises `UnsupportedModelError`: a layer caches anything but the prompt's tokens, e.g. an image for cross-attention.
     """

@@ -1,7 +1,7 @@
 """`RecurrentScorer`: models whose cache is a state, not a list of tokens, decode chains by snapshot and replay.
 
 A snapshot of the layers' states is taken before a chain is scored; a commit of less than the chain restores it and
-feeds the accepted tokens again. A prompt with images or sounds is read in one pass, without its last token, the root.
+feeds the accepted tokens again. A prompt with images or sounds is read in one pass.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.hf.cache.caches import CacheState, restore, row_cache, snapshot
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.base import ModelScorer
-from treespec.hf.models.prompt import PromptInputs, position_offsets, without_last_token
+from treespec.hf.models.prompt import PromptInputs, position_offsets
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import PADDING_PARENT
 
@@ -72,17 +72,22 @@ class RecurrentScorer(ModelScorer):
         return self._rows[0].cache if len(self._rows) == 1 else None
 
     @torch.no_grad()
-    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
+    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> Scores:
         """See `CausalScorer`; hidden states are zero on padding. Raises `UnsupportedModelError`: see `row_cache`."""
         prompt, self._prompt = self._prompt, None
         if prompt is not None:
             return self._read_prompt(prompt, mask)
         self._rows = [Row(DynamicCache(config=self.facts.model.config)) for _ in range(ids.shape[0])]
-        states = [
-            self._feed(row, tokens[valid], has_last_logits_only=True).hidden_states if valid.any() else None
+        if not ids.shape[1]:
+            return Scores(torch.empty(len(ids), 0, self.vocab_size, device=self.device))
+        outputs = [
+            self._feed(row, tokens[valid], has_last_logits_only=True) if valid.any() else None
             for row, tokens, valid in zip(self._rows, ids, mask, strict=True)
         ]
-        return _stack_states(states, ids.shape[1], is_left_padded=True)
+        logits = _stack_rows([scores and scores.logits[:, -1:] for scores in outputs], 1)
+        return Scores(
+            logits, _stack_states([s and s.hidden_states for s in outputs], ids.shape[1], is_left_padded=True)
+        )
 
     @torch.no_grad()
     def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
@@ -115,18 +120,18 @@ class RecurrentScorer(ModelScorer):
     def select_rows(self, rows: Sequence[int]) -> None:
         self._rows = [self._rows[row] for row in rows]
 
-    def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"]) -> HiddenStates:
+    def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"]) -> Scores:
         cache = DynamicCache(config=self.facts.model.config)
         inputs = prompt.model_inputs(self.facts.model, cache, 0)
         lengths = mask.sum(1)
-        offsets = position_offsets(inputs.get("position_ids"), lengths.to(self.device))
-        read = without_last_token(inputs, prompt.ids.shape[1])
-        scores = self._run(self.facts.model, read, has_last_logits_only=True)
+        offsets = position_offsets(inputs.get("position_ids"), lengths.to(self.device) - 1)
+        scores = self._run(self.facts.model, inputs, has_last_logits_only=True)
         self._rows = [
             Row(row_cache(cache, number, length), length, None if offsets is None else offsets[..., [number]])
             for number, length in enumerate(lengths.tolist())
         ]
-        return {layer: states * mask.unsqueeze(-1).to(states) for layer, states in scores.hidden_states.items()}
+        states = {layer: states * mask.unsqueeze(-1).to(states) for layer, states in scores.hidden_states.items()}
+        return Scores(scores.logits[:, -1:], states)
 
     def _chain(self, row: Row, tokens: Int[Tensor, " F"], parents: Int[Tensor, " F"]) -> Int[Tensor, " L"]:
         """The row's new tokens without padding."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from treespec.errors import TreespecError
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.tree_scorer import TreeScorer
-from treespec.protocols import HiddenStates, Scores
+from treespec.protocols import Scores
 
 
 class RereadingScorer(TreeScorer):
@@ -33,7 +33,7 @@ class RereadingScorer(TreeScorer):
         self._pending = torch.empty(1, 0, dtype=torch.int64, device="cpu")
 
     @torch.no_grad()
-    def prefill(self, ids: Int[Tensor, "1 P"], mask: Bool[Tensor, "1 P"]) -> HiddenStates:
+    def prefill(self, ids: Int[Tensor, "1 P"], mask: Bool[Tensor, "1 P"]) -> Scores:
         """See `TreeScorer`. Raises `TreespecError`: more than one row."""
         if len(ids) != 1:
             raise TreespecError(f"{self.facts.name} reads texts again one by one, got {len(ids)} rows")

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from treespec.protocols import CausalScorer, HiddenStates, Scores
+from treespec.protocols import CausalScorer, Scores
 from treespec.tree import PADDING_PARENT
 
 
@@ -31,7 +31,7 @@ class StaticScorer:
         self._inner_ids: list[int] = []  # The padded scorer's pending ids, by ours.
         self._num_inner = 0
 
-    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
+    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> Scores:
         """See `CausalScorer`; a prompt is one pass, without padding."""
         self._drop_pending()
         return self._scorer.prefill(ids, mask)

@@ -22,8 +22,8 @@ from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.base import ModelScorer
 from treespec.hf.models.prompt import PromptInputs, ReadPrompt, drop_last_token, position_offsets
 from treespec.hf.models.selfcheck import largest_difference, root_tolerance
-from treespec.protocols import Capability, HiddenStates, Scores
-from treespec.tree import ancestor_mask
+from treespec.protocols import Capability, Scores
+from treespec.tree import ROOT_PARENT, ancestor_mask
 
 
 class TreeScorer(ModelScorer):
@@ -40,7 +40,7 @@ class TreeScorer(ModelScorer):
         cache: a cache of the prompt's first tokens, which the first `prefill` continues; all of its layers must grow
             and keep all tokens. An empty one is ignored.
         max_cache_len: slots of a static cache; None for a growing one.
-        prompt: with images or sounds, what the first `prefill` reads in place of its ids, and one token more.
+        prompt: with images or sounds, what the first `prefill` reads in place of its ids.
         hidden_layers: the layers whose hidden states are returned with the logits; see `HiddenStates`.
 
     Raises:
@@ -92,7 +92,7 @@ class TreeScorer(ModelScorer):
         return self._state.slots
 
     @torch.no_grad()
-    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
+    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> Scores:
         """See `CausalScorer`; columns that are padding in every row, or that a given cache held, are not computed.
 
         Raises:
@@ -124,17 +124,17 @@ class TreeScorer(ModelScorer):
         cache = self._empty_cache(num_rows) if given is None else given
         self._drop_pending(num_rows)
         self._slots = SlotCache(cache, mask[:, :0], [0] * num_rows, self._is_compact)
-        self._slots.append(ids.shape[1] + (prompt is not None))
-        states: HiddenStates = {}
+        self._slots.append(ids.shape[1])
+        scores = Scores(torch.empty(num_rows, 0, self.vocab_size, device=self.device))
         if prompt is not None:
-            states = self._read_prompt(prompt, mask, num_cached)
-        elif ids.shape[1] > num_cached:
+            return self._read_prompt(prompt, mask, num_cached)
+        if ids.shape[1] > num_cached:
             positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, num_cached:]
             attention = TreeAttention(None if is_full else mask.long(), positions)
             with self._prepared(ids[:, num_cached:], attention, is_prefill=True) as (inputs, positions):
-                states = self._run(self.facts.model, inputs, positions, has_last_logits_only=True).hidden_states
+                scores = self._run(self.facts.model, inputs, positions, has_last_logits_only=True)
         self._slots = SlotCache(cache, mask, lengths, self._is_compact)
-        return states
+        return scores._replace(logits=scores.logits[:, -1:])
 
     @torch.no_grad()
     def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
@@ -160,11 +160,7 @@ class TreeScorer(ModelScorer):
             self._patches.applied(attention) as attention,
             self._prepared(tokens, attention) as (inputs, positions),
         ):
-            scores = self._run(self.facts.forward, inputs, positions)
-        if self._read is not None and self._read.last_logits is not None:
-            self._check_roots(scores.logits[:, 0], self._read.last_logits)
-            self._read = replace(self._read, last_logits=None)
-        return scores
+            return self._run(self.facts.forward, inputs, positions)
 
     @torch.no_grad()
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -227,18 +223,23 @@ class TreeScorer(ModelScorer):
         ):
             yield inputs, positions
 
-    def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"], num_cached: int) -> HiddenStates:
-        """Read a whole prompt; its last token leaves the cache again, as the first tree's root."""
-        cache = self._state.cache
+    def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"], num_cached: int) -> Scores:
+        """Read a whole prompt, and its last token once more as text, which all nodes will be."""
+        cache, mask = self._state.cache, mask[:, :-1]
         inputs = prompt.model_inputs(self.facts.model, cache, num_cached)
         with self._rope.apart():
             scores = self._run(self.facts.model, inputs, has_last_logits_only=True)
-        self._read = ReadPrompt(position_offsets(inputs.get("position_ids"), mask.sum(1)), scores.logits[:, -1])
+        self._read = ReadPrompt(position_offsets(inputs.get("position_ids"), mask.sum(1)))
         self._rope.start(self._read.shifted(mask.sum(1, keepdim=True)))
         drop_last_token(cache, prompt.ids.shape[1], self.facts.name)
-        return {layer: states[:, :-1] for layer, states in scores.hidden_states.items()}
+        self._slots = SlotCache(cache, mask, mask.sum(1).tolist(), self._is_compact)
+        last = self.extend(prompt.ids[:, -1:].cpu(), torch.full((len(mask), 1), ROOT_PARENT, device="cpu"))
+        self._check_last(last.logits[:, 0], scores.logits[:, -1])
+        self.commit([(0,)] * len(mask))
+        pairs = ((layer, states[:, :-1], last.hidden_states[layer]) for layer, states in scores.hidden_states.items())
+        return Scores(last.logits, {layer: torch.cat(pair, 1) for layer, *pair in pairs})
 
-    def _check_roots(self, logits: Float[Tensor, "B V"], expected: Float[Tensor, "B V"]) -> None:
+    def _check_last(self, logits: Float[Tensor, "B V"], expected: Float[Tensor, "B V"]) -> None:
         """Raise `UnsupportedModelError` where the prompt's last token, read as text, has other logits than before."""
         difference, tolerance = float(largest_difference(logits, expected)), root_tolerance(self.facts)
         if not difference <= tolerance:

@@ -24,13 +24,11 @@ class TreeNodes:
     Attributes:
         parents: on the host, parents before children; -1: the node follows the committed tokens, -2: padding.
         device: where the pass begins; layers elsewhere copy what they read.
-        ends_prompt: node 0 is a prompt's last token, which plain decoding reads with the prompt.
     """
 
     parents: Int[Tensor, "B N"]
     num_new: int
     device: torch.device
-    ends_prompt: bool = False
     _windows: dict[int, Int[Tensor, "B F width"]] = field(default_factory=dict)
 
     @property

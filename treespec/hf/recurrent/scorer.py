@@ -14,15 +14,16 @@ from transformers import Cache, PreTrainedConfig, PreTrainedModel
 
 from treespec.hf.attention.mask import AttentionLayout, CachedSlots, TreeAttention, attention_layout
 from treespec.hf.cache.growing import GrowingLayer
+from treespec.hf.cache.slot_cache import SlotCache
 from treespec.hf.introspect import ModelFacts, model_facts, uncompiled
-from treespec.hf.models.prompt import PromptInputs, ReadPrompt, position_offsets, without_last_token
+from treespec.hf.models.prompt import PromptInputs, ReadPrompt, position_offsets
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.hf.recurrent.distance_bias import DistanceBiases
 from treespec.hf.recurrent.layers import StateLayer, TreePass, state_cache
 from treespec.hf.recurrent.nodes import Paths, TreeNodes
 from treespec.hf.recurrent.operators import modelling_files, running
 from treespec.hf.recurrent.own_states import own_states
-from treespec.protocols import HiddenStates, Scores
+from treespec.protocols import Scores
 from treespec.tree import PADDING_PARENT
 from treespec.tree.transfer import upload
 
@@ -43,7 +44,7 @@ class StateScorer(TreeScorer):
 
     Args:
         hidden_layers: see `TreeScorer`.
-        prompt: with images or sounds, what the first `prefill` reads in place of its ids, all but the last token.
+        prompt: with images or sounds, what the first `prefill` reads in place of its ids.
         max_cache_len: must be None, there are no static caches of states.
 
     Raises `UnsupportedModelError`: a layer of an unknown kind keeps a state, or a row of the prompt ends in an image or
@@ -69,7 +70,7 @@ class StateScorer(TreeScorer):
         super().__init__(facts, hidden_layers=hidden_layers, prompt=prompt, max_cache_len=max_cache_len)
         self._own = own_states(facts)
         self._takes_steps, self._step = self._own is None, None
-        self._whole, self._ends_prompt = self._new_cache(), True
+        self._whole = self._new_cache()
         self._files = modelling_files(facts, self._whole) if self._own is None else []
         self._biases = DistanceBiases(facts)
         if self._biases and self._layout is not None:
@@ -91,7 +92,7 @@ class StateScorer(TreeScorer):
         return [layer.kept_of_nodes for layer in self._layers]
 
     @torch.no_grad()
-    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> HiddenStates:
+    def prefill(self, ids: Int[Tensor, "B P"], mask: Bool[Tensor, "B P"]) -> Scores:
         """See `TreeScorer`; columns that are padding in every row are computed, as plain `generate` does."""
         self._num_padding = ids.shape[1] - mask.sum(1, keepdim=True)
         reads_padding = self._own is not None and self._own.reads_padding
@@ -101,8 +102,7 @@ class StateScorer(TreeScorer):
         super().prefill(ids[:, :0], mask[:, :0])
         scores = self.extend(ids.cpu(), torch.where(mask.cpu(), -1, PADDING_PARENT))
         self.commit([(0,) if is_token else () for is_token in mask[:, 0].tolist()])
-        self._ends_prompt = True
-        return scores.hidden_states
+        return scores
 
     @torch.no_grad()
     def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
@@ -120,7 +120,6 @@ class StateScorer(TreeScorer):
     @torch.no_grad()
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         super().commit(paths)
-        self._ends_prompt = self._ends_prompt and not any(paths)
         has_step, self._step = self._step is not None, None
         found = Paths.of([[node - 1 for node in path[1:]] for path in paths] if has_step else paths, self.device)
         for layer in self._layers:
@@ -157,12 +156,11 @@ class StateScorer(TreeScorer):
         parents = self._parents
         if self._step is not None:
             parents = torch.where(parents == PADDING_PARENT, PADDING_PARENT, parents - 1)[:, 1:]
-        return TreeNodes(parents, num_new, self.device, self._ends_prompt)
+        return TreeNodes(parents, num_new, self.device)
 
     def _is_step(self) -> bool:
-        """Every row has one pending node; plain decoding reads a prompt's last token in a longer pass."""
-        is_single = self._parents.shape[1] == 1 and bool((self._parents == -1).all())
-        return self._takes_steps and is_single and not self._ends_prompt
+        """Every row has one pending node."""
+        return self._takes_steps and self._parents.shape[1] == 1 and bool((self._parents == -1).all())
 
     @contextmanager
     def _stepping(self, tokens: Int[Tensor, "B 1"]) -> Iterator[None]:
@@ -201,7 +199,7 @@ class StateScorer(TreeScorer):
 
     def _empty_cache(self, num_rows: int) -> Cache:
         """One for the keys and values alone: `SlotCache` cuts these back, states are committed."""
-        self._whole, self._ends_prompt, self._step = self._new_cache(), True, None
+        self._whole, self._step = self._new_cache(), None
         return Cache(layers=[layer for layer in self._whole.layers if isinstance(layer, GrowingLayer)])
 
     def _attend(self, slots: CachedSlots, parents: Int[Tensor, "B N"], num_new: int) -> TreeAttention:
@@ -228,16 +226,13 @@ class StateScorer(TreeScorer):
                 stack.enter_context(self._own.running(self._layers, started))
             yield prepared
 
-    def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"], num_cached: int) -> HiddenStates:
-        """Read a prompt without its last token, the first root: no token leaves a state again."""
+    def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"], num_cached: int) -> Scores:
+        """Read a whole prompt: no token leaves a state again."""
         inputs = prompt.model_inputs(self.facts.model, self.cache, num_cached)
-        lengths = mask.sum(1)
+        last = mask.sum(1) - 1
         with self._rope.apart():
-            scores = self._run(
-                self.facts.model, without_last_token(inputs, prompt.ids.shape[1]), has_last_logits_only=True
-            )
-        offsets = position_offsets(inputs.get("position_ids"), lengths.to(self.device))
-        self._read = ReadPrompt(offsets, None)
-        self._rope.start(self._read.shifted(lengths.unsqueeze(1)))
-        self._state.num_pending -= 1
-        return scores.hidden_states
+            scores = self._run(self.facts.model, inputs, has_last_logits_only=True)
+        self._read = ReadPrompt(position_offsets(inputs.get("position_ids"), last.to(self.device)))
+        self._rope.start(self._read.shifted(last.unsqueeze(1)))
+        self._slots = SlotCache(self._state.cache, mask, mask.sum(1).tolist(), self._is_compact)
+        return scores._replace(logits=scores.logits[:, -1:])

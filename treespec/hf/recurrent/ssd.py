@@ -39,7 +39,7 @@ def tree_ssd(
     """Replaces `mamba_chunk_scan_combined`; the second stands for the final state."""
     dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
     dt = torch.nn.functional.softplus(dt) if dt_softplus else dt
-    dt = _limited(tree_pass.nodes, dt, dt_limit).float().unsqueeze(-1)
+    dt = dt.float().unsqueeze(-1)
     inputs = hidden_states.float()
     per_group = inputs.shape[2] // B.shape[2]
     queries, keys = (part.float().repeat_interleave(per_group, 2) for part in (C, B))
@@ -47,13 +47,6 @@ def tree_ssd(
     result = tree_pass.scan(partial(_ssd, *(part.transpose(1, 2) for part in parts)), num_axes=4).transpose(1, 2)
     final = result.new_zeros(()).expand(len(result), *result.shape[2:], B.shape[-1])
     return (result if D is None else result + D[:, None] * inputs).contiguous(), final
-
-
-def _limited(nodes: TreeNodes, dt: Float[Tensor, "B F A"], limits: tuple[float, float]) -> Float[Tensor, "B F A"]:
-    """Step sizes as plain decoding has them: transformers limits those of a prompt, not those of single tokens."""
-    if not nodes.ends_prompt or nodes.num_old:
-        return dt
-    return torch.cat([dt[:, :1].clamp(*limits), dt[:, 1:]], 1)
 
 
 def _ssd(

@@ -160,9 +160,12 @@ def of_trace(trace: Trace) -> Evidence:
         found.num_prompt += max(map(len, prompts)) if call.steps else 0
         found.num_answer += sum(len(step.emitted) for step in call.steps) / len(prompts)
         found.pass_ms = found.pass_ms or pass_ms_of(call.about)
-        for _, group in groupby(call.steps, key=lambda step: step.step):
+        for number, group in groupby(call.steps, key=lambda step: step.step):
             rows = list(group)
-            stats.record([s.tree() for s in rows], [s.verdict for s in rows], [s.emitted for s in rows])
+            if number:
+                stats.record([s.tree() for s in rows], [s.verdict for s in rows], [s.emitted for s in rows])
+            else:
+                stats.record_first([s.emitted for s in rows])
             sums.num_waits += rows[0].waits
             for phase, seconds in rows[0].seconds.items():  # Times are the batch's.
                 (stats.seconds if phase in PHASES else sums.seconds)[phase] += seconds

@@ -96,8 +96,7 @@ def timed_call(model: Any, inputs: Mapping[str, Tensor], options: Mapping[str, A
     rows, reading, num_read = [up_to_end(row, _ends(model)) for row in new], clock.reading, clock.num_read
     if speculation is not None:
         reading = speculation.stats.seconds["prefill"]
-        # Where `speed_up` decodes plainly the prompt's pass decides a token, as all others do.
-        num_read = len(rows) if speculation.stats.num_target_passes == clock.num_passes else 0
+        num_read = len(rows)
     return Run(rows, seconds, clock.num_passes, reading, num_read)
 
 
