@@ -19,7 +19,7 @@ from treespec.tree import TreeBatch, Verdict
 from treespec.verification import RULES
 from treespec.verification.dense.forms import has_dense_form
 
-VOCAB_SIZE, NUM_TOKENS = 8, 3
+VOCAB_SIZE, NUM_TOKENS = 8, 4
 PROMPT = [5, 2, 7, 5]
 """Its last token stood before, so that suffix lookup has something to propose."""
 PLAIN: dict[str, Any] = {"top_k": 0}

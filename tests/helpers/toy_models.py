@@ -40,9 +40,12 @@ class ToyScorer:
         self.names = list(range(len(kept)))
         self._forget()
         self.num_prefills += 1
-        for name, row in zip(self.names, kept, strict=True):
-            self.scored[(name, *row)] += 1
-        return Scores(torch.stack([self.model.logits(tuple(row)) for row in kept]).unsqueeze(1))
+        logits = torch.zeros(len(kept), min(ids.shape[1], 1), self.vocab_size)
+        for name, row in enumerate(kept):
+            if row:
+                self.scored[(name, *row)] += 1
+                logits[name] = self.model.logits(row)
+        return Scores(logits)
 
     def _forget(self) -> None:
         self.pending: list[list[tuple[int, int, int] | None]] = [[] for _ in self.cache]

@@ -147,16 +147,14 @@ class Run:
         self.uniforms: tuple[Tensor, Tensor] | None = None
 
     def prefill(self) -> None:
-        """Read the prompt, whose pass decides every row's first token; drafts begin after it."""
+        """Read the prompt, whose pass decides every row's first token: a step without a draft, after which all draft."""
         with self.clock.timed("prefill"):
             scores = self.target.prefill(*(part.to(self.target.device) for part in (self.prompt_ids, self.prompt_mask)))
-        trees, before = self.roots(), dict(self.clock.seconds)
-        self.notify(lambda observer: observer.on_prefill(before["prefill"]))
-        verdicts, emitted, finished = self.decide(trees, scores)
-        with self.clock.timed("prefill"):
-            self.start(scores.hidden_states)
-        self.record(VerifiedStep(trees, verdicts, scores, emitted), before, is_prompt=True)
-        self.leave(finished)
+            states = scores.hidden_states.items()
+            self.start({layer: columns[:, :-1] for layer, columns in states})
+        self.notify(lambda observer: observer.on_prefill(self.clock.seconds["prefill"]))
+        last = Scores(scores.logits, {layer: columns[:, -1:] for layer, columns in states})
+        self.settle(self.roots(), last, dict(self.clock.seconds), is_prompt=True)
 
     def step(self) -> None:
         """Draft, score, verify and commit once."""
@@ -165,27 +163,27 @@ class Run:
             trees = self.agreed(self.draft())
         with timed("target"):
             scores = self.target.extend(trees.tokens, trees.parents)
-        verdicts, emitted, finished = self.decide(trees, scores)
-        with timed("commit"):
-            self.target.commit([v.path[: len(tokens)] for v, tokens in zip(verdicts, emitted, strict=True)])
-            verified = VerifiedStep(trees, verdicts, scores, emitted)
-            self.update(verified)
-        self.record(verified, before)
-        self.leave(finished)
+        self.settle(trees, scores, before)
 
     def roots(self) -> TreeBatch:
         """Trees of one node: nothing is drafted."""
         roots = self.history.last_tokens.unsqueeze(1)
         return TreeBatch(roots, torch.full_like(roots, ROOT_PARENT))
 
-    def decide(self, trees: TreeBatch, scores: Scores) -> tuple[list[Verdict], list[list[int]], list[bool]]:
-        """Verify the trees and append what they give: verdicts, new tokens and whether it was the last step, by row."""
+    def settle(self, trees: TreeBatch, scores: Scores, before: dict[str, float], is_prompt: bool = False) -> None:
+        """Verify the trees and commit what they give; a prompt's tokens are in the target's cache already."""
         with self.clock.timed("verify"):
             probs = TargetProbs(trees, scores.logits, self.history, self.processors, self.rows, self.is_sampling)
             verdicts = self.verify(trees, probs)
         self.show(probs, verdicts)
         with self.clock.timed("commit"):
-            return verdicts, *self.emit(verdicts, probs)
+            emitted, finished = self.emit(verdicts, probs)
+            if not is_prompt:
+                self.target.commit([v.path[: len(tokens)] for v, tokens in zip(verdicts, emitted, strict=True)])
+            verified = VerifiedStep(trees, verdicts, scores, emitted)
+            self.update(verified)
+        self.record(verified, before, is_prompt)
+        self.leave(finished)
 
     def notify(self, what: Callable[[Observer], None]) -> None:
         """Call every observer."""
@@ -293,7 +291,7 @@ class Run:
         if self.learner is not None:
             self.learner.update(step)
 
-    def record(self, verified: VerifiedStep, before: dict[str, float], is_prompt: bool = False) -> None:
+    def record(self, verified: VerifiedStep, before: dict[str, float], is_prompt: bool) -> None:
         """Show the step and its times to the control, which chose what was drafted, and to the observers."""
         seconds = {phase: total - before[phase] for phase, total in self.clock.seconds.items()}
         choice = None if self.control is None or is_prompt else self.control.choice

@@ -106,7 +106,7 @@ class SpeculationStats(Observer):
         else:
             self.record(step.trees, step.verdicts, step.emitted)
         for phase, seconds in step.seconds.items():
-            self.seconds[phase] += seconds
+            self.seconds["prefill" if step.is_prompt else phase] += seconds
         if step.choice is not None:
             self.choices[step.choice.name] += 1
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from treespec.protocols import HiddenStates, Session, VerifiedStep
+from treespec.protocols import Session, VerifiedStep
 from treespec.tree.transfer import upload
 
 LAST = -1
@@ -21,7 +21,7 @@ class RootFeatures:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.states = self._of_prompt(session.prompt_states)
+        self.states: Float[Tensor, "B H"] | None = None
 
     def update(self, step: VerifiedStep) -> None:
         """Keep the state at each row's last accepted node: the one that the next root was chosen after."""
@@ -35,8 +35,3 @@ class RootFeatures:
         if self.states is not None:
             (index,) = upload(self.states.device, torch.tensor(list(rows), device="cpu"))
             self.states = self.states[index]
-
-    def _of_prompt(self, states: HiddenStates) -> Float[Tensor, "B H"] | None:
-        if LAST not in states or states[LAST].shape[1] == 0:
-            return None
-        return states[LAST][:, -1].to(self._session.device)

@@ -79,7 +79,7 @@ class RecurrentScorer(ModelScorer):
             return self._read_prompt(prompt, mask)
         self._rows = [Row(DynamicCache(config=self.facts.model.config)) for _ in range(ids.shape[0])]
         if not ids.shape[1]:
-            return Scores(torch.empty(len(ids), 0, self.vocab_size, device=self.device))
+            return Scores(torch.empty(len(ids), 0, self.vocab_size, dtype=self.facts.dtype, device=self.device))
         outputs = [
             self._feed(row, tokens[valid], has_last_logits_only=True) if valid.any() else None
             for row, tokens, valid in zip(self._rows, ids, mask, strict=True)

@@ -120,12 +120,12 @@ class TreeScorer(ModelScorer):
             start = min((row.index(True) for row in rows if True in row), default=ids.shape[1])
         ids, mask = ids[:, start:], mask[:, start:]
         is_full = min(lengths, default=0) == ids.shape[1]
-        self._rope.start(torch.tensor(lengths, device="cpu").unsqueeze(1))
+        self._rope.start(self._last_positions(lengths))
         cache = self._empty_cache(num_rows) if given is None else given
         self._drop_pending(num_rows)
         self._slots = SlotCache(cache, mask[:, :0], [0] * num_rows, self._is_compact)
         self._slots.append(ids.shape[1])
-        scores = Scores(torch.empty(num_rows, 0, self.vocab_size, device=self.device))
+        scores = Scores(torch.empty(num_rows, 0, self.vocab_size, dtype=self.facts.dtype, device=self.device))
         if prompt is not None:
             return self._read_prompt(prompt, mask, num_cached)
         if ids.shape[1] > num_cached:
@@ -190,6 +190,10 @@ class TreeScorer(ModelScorer):
         cache = new_cache(self.facts.config.num_hidden_layers, self._max_cache_len)
         self._static_cache = None if self._max_cache_len is None else cache
         return cache
+
+    def _last_positions(self, lengths: Sequence[int]) -> Int[Tensor, "B 1"]:
+        """The last ones in the plain pass that reads texts of these lengths."""
+        return torch.tensor(lengths, device="cpu").unsqueeze(1) - 1
 
     def _drop_pending(self, num_rows: int) -> None:
         self._parents = torch.empty(num_rows, 0, dtype=torch.int64, device="cpu")

@@ -33,7 +33,6 @@ def tree_ssd(
     D: Float[Tensor, " A"] | None = None,
     dt_bias: Float[Tensor, " A"] | None = None,
     dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = (0.0, float("inf")),
     **_: Any,
 ) -> tuple[Float[Tensor, "B F A v"], Float[Tensor, "B A v d"]]:
     """Replaces `mamba_chunk_scan_combined`; the second stands for the final state."""

@@ -94,7 +94,7 @@ class Recorder(Observer):
         if not self.file.is_recording:
             return
         wall = stats.perf_counter() - self._step_began
-        taken = step.seconds | {"prefill": self._prefill + step.seconds["prefill"]}
+        taken = step.seconds | {"prefill": self._prefill}
         taken |= {"processors": self._timer.seconds, "other": max(wall - sum(taken.values()), 0.0)}
         after: dict[str, Any] = {"seconds": {phase: short(value) for phase, value in taken.items()}}
         after |= {"waits": WAITS.total() - self._waits, "choice": _choice_record(step.choice)}
