@@ -147,7 +147,7 @@ class Run:
         self.uniforms: tuple[Tensor, Tensor] | None = None
 
     def prefill(self) -> None:
-        """Read the prompt, whose pass decides every row's first token: a step without a draft, after which all draft."""
+        """Read the prompt, whose pass decides every row's first token: the first step, without a draft."""
         with self.clock.timed("prefill"):
             scores = self.target.prefill(*(part.to(self.target.device) for part in (self.prompt_ids, self.prompt_mask)))
             states = scores.hidden_states.items()

@@ -47,7 +47,7 @@ class Assistant(SessionSource):
         return sum(weight.numel() for weight in self.head.parameters())
 
     def start(self, session: Session) -> None:
-        """Take the prompt's last state.
+        """Begin a call.
 
         Raises `VocabularyMismatchError`: the assistant has tokens that the target has not.
         """
@@ -60,7 +60,7 @@ class Assistant(SessionSource):
         self._features = RootFeatures(session)
 
     def propose(self, max_depth: int) -> TreeBatch:
-        """Trees by the policy; roots alone before the target's first state, or when the text is too long.
+        """Trees by the policy; roots alone when the text is too long.
 
         Raises `UnsupportedModelError`: the target's cache cannot be read.
         """
@@ -68,7 +68,7 @@ class Assistant(SessionSource):
         shape = shape_of(self._policy)
         if isinstance(shape, BestFirst) and shape.depth is None:
             depth = min(depth, DENSE_DEPTH)
-        if self._features.states is None or depth < 1:
+        if depth < 1:
             return single_nodes(self.root_tokens)
         target: Any = self._session.target
         if not hasattr(target, "slots"):
@@ -78,7 +78,6 @@ class Assistant(SessionSource):
 
     def expand(self, frontier: Frontier) -> Proposal:
         """See `DraftSource`; the root reads the target's state before it, every other node its parent's output."""
-        assert self._features.states is not None
         device, dtype = self.head.target_ids.device, self.head.assistant.pre_projection.weight.dtype
         tokens, parents = upload(device, frontier.tokens, frontier.parents.clamp(min=0))
         with torch.no_grad():

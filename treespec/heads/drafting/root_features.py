@@ -16,12 +16,13 @@ class RootFeatures:
     """Follows a call.
 
     Attributes:
-        states: [B, H] on the call's device; None before the target has computed any.
+        states: [B, H] on the call's device, from the first update on, that with the prompt's last token.
     """
+
+    states: Float[Tensor, "B H"]
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.states: Float[Tensor, "B H"] | None = None
 
     def update(self, step: VerifiedStep) -> None:
         """Keep the state at each row's last accepted node: the one that the next root was chosen after."""
@@ -32,6 +33,5 @@ class RootFeatures:
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
-        if self.states is not None:
-            (index,) = upload(self.states.device, torch.tensor(list(rows), device="cpu"))
-            self.states = self.states[index]
+        (index,) = upload(self.states.device, torch.tensor(list(rows), device="cpu"))
+        self.states = self.states[index]

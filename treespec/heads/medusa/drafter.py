@@ -48,7 +48,7 @@ class Medusa(SessionSource):
         return cls(load_heads(path, output_weight))
 
     def start(self, session: Session) -> None:
-        """Take the prompt's last feature.
+        """Begin a call.
 
         Raises `VocabularyMismatchError`: the heads have another vocabulary; then `propose` raises a `CheckpointError`
         where they have another hidden size.
@@ -62,11 +62,11 @@ class Medusa(SessionSource):
         self._features = RootFeatures(session)
 
     def propose(self, max_depth: int) -> TreeBatch:
-        """Trees by the policy; roots alone before the target's first feature. See `Drafter`."""
+        """Trees by the policy. See `Drafter`."""
         depth = useful_depth(self._session, max_depth, self._heads.num_heads)
-        features = self._features.states
-        if features is None or depth < 1:
+        if depth < 1:
             return single_nodes(self.root_tokens)
+        features = self._features.states
         self._follow(features)
         logits = self._heads.logits(features, depth)
         return DepthDrafts(self._session, self._heads.target_ids, logits).grow(depth)
