@@ -19,7 +19,7 @@ from treespec.tree import TreeBatch, Verdict
 from treespec.verification import RULES
 from treespec.verification.dense.forms import has_dense_form
 
-VOCAB_SIZE, NUM_TOKENS = 8, 4
+VOCAB_SIZE, NUM_TOKENS = 8, 3
 PROMPT = [5, 2, 7, 5]
 """Its last token stood before, so that suffix lookup has something to propose."""
 PLAIN: dict[str, Any] = {"top_k": 0}
@@ -142,7 +142,10 @@ def tiny_models(device: torch.device | str = "cpu") -> Models:
 
 
 def exact_distribution(model: LlamaForCausalLM, options: dict[str, Any], prompt: list[int] = PROMPT) -> np.ndarray:
-    """The joint distribution of the next three tokens, float64 [512], from uncached passes over every prefix."""
+    """The joint distribution of three tokens after the first new one, float64 [512], from uncached passes.
+
+    The prompt's pass draws the first one, and drafts come after it: it is summed over.
+    """
     processors = LogitsProcessorList()
     if "repetition_penalty" in options:
         processors.append(library.RepetitionPenaltyLogitsProcessor(options["repetition_penalty"]))
@@ -151,11 +154,11 @@ def exact_distribution(model: LlamaForCausalLM, options: dict[str, Any], prompt:
     if "min_p" in options:
         processors.append(library.MinPLogitsWarper(options["min_p"]))
     joint = enumerate_continuations(
-        uncached(model, torch.tensor(prompt, device=model.device), processors), NUM_TOKENS
+        uncached(model, torch.tensor(prompt, device=model.device), processors), 1 + NUM_TOKENS
     ).joint
     table = np.zeros((VOCAB_SIZE,) * NUM_TOKENS)
     for tokens, prob in joint.items():
-        table[tokens] = prob
+        table[tokens[1:]] += prob
     return table.ravel()
 
 
@@ -187,12 +190,12 @@ def count_batch(
         out = target.generate(
             padded.repeat(num_rows // count, 1).to(target.device),
             attention_mask=mask.repeat(num_rows // count, 1).to(target.device),
-            max_new_tokens=NUM_TOKENS,
+            max_new_tokens=1 + NUM_TOKENS,
             do_sample=True,
             custom_generate=speculation,
             **case.options,
         )
-    new = torch.as_tensor(out)[:, length:].cpu().numpy()
+    new = torch.as_tensor(out)[:, length + 1 :].cpu().numpy()
     cells = new @ (VOCAB_SIZE ** np.arange(NUM_TOKENS - 1, -1, -1))
     cells += np.arange(len(cells)) % count * VOCAB_SIZE**NUM_TOKENS
     return np.bincount(cells, minlength=count * VOCAB_SIZE**NUM_TOKENS)

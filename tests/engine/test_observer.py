@@ -56,11 +56,11 @@ def decode(*observers, stopping=None):
 def test_an_observer_sees_the_whole_call_in_order():
     watching, records = Watching(), StepRecords()
     result = decode(watching, records)
-    num_steps = result.stats.num_target_passes
+    num_steps = 1 + result.stats.num_target_passes
     assert num_steps > 1
     assert watching.events == ["around", "enter", "prefill", *["verified", "step"] * num_steps, "exit"]
     assert watching.tokens == result.tokens == decode().tokens
-    assert len(watching.paths) == result.stats.num_drafts
+    assert len(watching.paths) == result.stats.num_drafts + result.stats.num_first_tokens
     assert len(records.steps) == num_steps
     assert sum(len(tokens) for step in records.steps for tokens in step.emitted) == result.stats.num_emitted_tokens
 

@@ -55,7 +55,7 @@ class FasterWay:
 
     def learn(self, is_plain: bool, seconds: float, stats: SpeculationStats, num_rows: int) -> None:
         """Count a call that took `seconds`."""
-        num_tokens = stats.num_emitted_tokens / num_rows - is_plain  # Plain decoding's first one is the prompt's.
+        num_tokens = (stats.num_emitted_tokens - stats.num_first_tokens) / num_rows
         was_warm, self._is_warm = self._is_warm, True
         if num_tokens < LEAST_TOKENS or not was_warm or is_plain != self.is_plain:
             return
@@ -150,12 +150,14 @@ def decode_plainly(call: Call) -> tuple[Tensor, SpeculationStats]:
     num_emitted = int((ends.cumsum(1) - ends.long() == 0).sum())
     target = time.perf_counter() - start - first.seconds
     seconds = {"prefill": first.seconds, "draft": 0.0, "target": target, "verify": 0.0, "commit": 0.0}
+    num_passes, num_drafts = new.shape[1] - 1, num_emitted - len(new)
     stats = SpeculationStats(
-        num_drafts=num_emitted,
+        num_drafts=num_drafts,
         num_emitted_tokens=num_emitted,
-        num_target_passes=new.shape[1],
-        acceptance_histogram=Counter({0: num_emitted}),
-        choices=Counter({"plain": new.shape[1]}),
+        num_first_tokens=len(new),
+        num_target_passes=num_passes,
+        acceptance_histogram=Counter({0: num_drafts}),
+        choices=Counter({"plain": num_passes}),
         seconds=seconds,
     )
     return out, stats

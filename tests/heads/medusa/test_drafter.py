@@ -50,7 +50,7 @@ def test_trees_near_the_end_of_the_context():
     speculation = TreeSpeculation(Medusa(random_heads(3)), tree=8, record_steps=True)
     ids, options = prompt(2, 20), {"max_length": 32, "do_sample": False}
     assert torch.equal(target.generate(ids, **options, custom_generate=speculation), target.generate(ids, **options))
-    assert speculation.steps[0].trees[0].num_nodes == 8, "the prompt's own feature is used"
+    assert speculation.steps[1].trees[0].num_nodes == 8, "the prompt's own feature is used"
 
 
 def test_heads_of_another_model_are_refused(target):

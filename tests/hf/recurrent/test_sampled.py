@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.rounds import tree_logits
+from helpers.rounds import tree_logits, uncached_logits
 from helpers.zoo import BY_NAME, STATEFUL, VOCAB_SIZE, build, prompts
 
 import treespec
@@ -63,7 +63,7 @@ class PathScorer:
 
     def prefill(self, ids, mask):
         self._rows = [row[valid].tolist() for row, valid in zip(ids, mask, strict=True)]
-        return {}
+        return Scores(torch.stack([uncached_logits(self._model, row)[-1:] for row in self._rows]), {})
 
     def extend(self, tokens, parents):
         sizes = (parents != -2).sum(1).tolist()

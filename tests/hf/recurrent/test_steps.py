@@ -152,7 +152,7 @@ def test_steps_that_leave_wrong_states_are_found_at_the_first_use(name, monkeypa
 
 
 def test_autocast_rounds_no_sums_of_log_decays():
-    nodes = TreeNodes(torch.arange(-1, 47)[None], 48, torch.device("cpu"), False)
+    nodes = TreeNodes(torch.arange(-1, 47)[None], 48, torch.device("cpu"))
     decays = torch.rand(1, 2, 48, 1, generator=torch.Generator().manual_seed(0))
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(path_sums(nodes, decays), decays.double().cumsum(2))

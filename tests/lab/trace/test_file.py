@@ -33,7 +33,7 @@ def test_every_step_is_in_the_file_before_the_next(tmp_path):
     path = tmp_path / "run.jsonl"
 
     class Looking(treespec.SuffixLookup):
-        seen = 0
+        seen = 1  # The prompt's pass has decided a token.
 
         def propose(self, max_depth):
             assert len(read_trace(path).steps) == self.seen

@@ -12,7 +12,7 @@ from treespec.lab.trace import to_networkx, write_graph
 
 def test_a_recorded_tree_survives_both_formats(tmp_path):
     _, speculation, trace = record(tmp_path / "run.jsonl")
-    step, tree = trace.steps[0], speculation.steps[0].trees[0]
+    step, tree = trace.steps[1], speculation.steps[1].trees[0]
     graph = to_networkx(step, {step.tokens[1]: "<é>"})
     assert networkx.is_arborescence(graph)
     assert set(graph.edges) == set(tree.to_networkx().edges)

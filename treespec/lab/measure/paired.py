@@ -20,7 +20,7 @@ class Run:
     """One call of `generate` for a prompt or a batch of them.
 
     `rows`: the new tokens of every row, up to its end. `seconds`: of the whole call, `reading` of them until the prompt
-    was read, which gave `num_read` tokens: plain decoding's first pass gives one per row, a tree's none.
+    was read, which gave `num_read` tokens, one per row in plain decoding and in treespec's.
     `num_passes`: of the target, the prompt's included.
     """
 
