@@ -1,10 +1,11 @@
 """Sampled continuations through the whole engine against the target's exact distribution, by G-tests.
 
 A vocabulary of 50,000 tokens has too many continuations to count, so the caller's top-k is set to 4: after four tokens
-at most 256 are left, whose exact probabilities take 85 uncached passes. The first one, drawn without a draft, is summed over. A repetition penalty makes the processors
-depend on the path. Next to the joint distribution two of its parts are tested, so that a failure can be named: the
-drafted tokens against the distributions that are stored with them, and the tokens after a leaf (bonus tokens) against
-the target's distribution there. A p-value below 0.001 is confirmed by as many samples again, with other seeds.
+at most 256 are left, whose exact probabilities take 85 uncached passes. The first one, drawn without a draft, is summed
+over. A repetition penalty makes the processors depend on the path. Next to the joint distribution two of its parts are
+tested, so that a failure can be named: the drafted tokens against the distributions that are stored with them, and the
+tokens after a leaf (bonus tokens) against the target's distribution there. A p-value below 0.001 is confirmed by as
+many samples again, with other seeds.
 """
 
 from collections import Counter
