@@ -17,9 +17,9 @@ from packaging.version import Version
 from transformers.utils import logging
 
 import treespec
-from treespec.checks import OLDEST, TESTED, installed_versions, needed_versions, warn_of_untested
 from treespec.errors import TreespecWarning
 from treespec.hf.introspect import CACHE_ARGUMENTS, CACHE_NAME, cache_name
+from treespec.versions import OLDEST, TESTED, installed_versions, needed_versions, warn_of_untested
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -66,7 +66,7 @@ def test_known_names_of_the_cache(name):
 def test_a_renamed_cache_is_an_import_error_with_the_versions(monkeypatch):
     """At the first import of what needs transformers."""
 
-    def import_again(name):
+    def import_again(name, package):
         spec = find_spec("treespec.hf.introspect")
         assert spec is not None
         assert spec.loader is not None
@@ -74,7 +74,7 @@ def test_a_renamed_cache_is_an_import_error_with_the_versions(monkeypatch):
 
     renamed = SimpleNamespace(__dataclass_fields__={"sequences": 0, "memory": 0})
     monkeypatch.setattr("transformers.generation.utils.GenerateDecoderOnlyOutput", renamed)
-    monkeypatch.setattr(treespec, "import_module", import_again)
+    monkeypatch.setattr("treespec.registry.import_module", import_again)
     with pytest.raises(ImportError, match="no cache by a known name") as caught:
         treespec.__getattr__("generate")
     assert f"transformers {OLDEST['transformers']} to {TESTED['transformers']} (here: " in str(caught.value)

@@ -11,8 +11,8 @@ from helpers.accelerator.device import DEVICE, PretendAccelerator
 from helpers.accelerator.waits import cases, models_on, prompts
 
 from treespec import Chain, KAry, Paths, Sequoia, TokenRecycling, TreeSpeculation
-from treespec.literature import StochasticBeam
-from treespec.policies import SpecExec, delayed_branching, dyspec, eagle2, opt_tree
+from treespec.literature import StochasticBeam, delayed_branching, dyspec, eagle2, opt_tree
+from treespec.policies import SpecExec
 
 CASES = list(cases())
 CPU = torch.device("cpu")

@@ -1,7 +1,8 @@
 """The library's import graph, read from the sources. `python tests/helpers/weight.py` prints today's numbers.
 
-An edge is an import that runs when a module is imported: not one inside a function, nor one for type checkers. Lines
-are all lines of a file.
+An edge is an import that runs when a module is imported, to the packages around what is imported too; *reachable* is
+also what functions import, and what is named by an import path. Imports for type checkers are no edges; what a package
+loads at the first use of its name counts where the name is used. Lines are all lines of a file.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from statistics import median
 import networkx as nx
 
 ROOT = Path(__file__).parents[2]
-CORE = set("errors checks registry protocols data sampling tree verification policies drafters heads engine hf".split())  # noqa: SIM905
+CORE = {"checks", "data", "drafters", "engine", "errors", "heads", "hf"}
+CORE |= {"policies", "protocols", "registry", "sampling", "tree", "verification", "versions"}
 """The rooms that decode. All others are add-ons: they import the core, and the core imports none of them."""
 
 
@@ -28,18 +30,45 @@ def modules() -> dict[str, Path]:
 
 
 @cache
-def graph() -> nx.DiGraph:
-    """Modules with their `lines`, and an edge from each to those that it imports."""
+def graph(is_reachable: bool = False) -> nx.DiGraph:
+    """Modules with their `lines`, and an edge from each to those that it imports.
+
+    Args:
+        is_reachable: with imports in functions, and those by import path, such as "treespec.cpu:optimize".
+    """
     found = nx.DiGraph()
     for name, file in modules().items():
         text = file.read_text()
         found.add_node(name, lines=text.count("\n"))
-        found.add_edges_from((name, other) for other in _imported(ast.parse(text)) if other in modules())
+        tree = ast.parse(text)
+        names = {*_imported(_run_at_import(tree.body)), name.rpartition(".")[0]}
+        if is_reachable:
+            names |= {*_imported(_ever_run(tree)), *_by_path(tree)}
+        found.add_edges_from((name, other) for other in map(_module_of, names) if other and other != name)
     return found
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in _run_at_import(tree.body):
+def _module_of(name: str) -> str | None:
+    """The module that a dotted name names or is in: for a name that its package loads at the first use, the origin."""
+    if name in modules():
+        return name
+    package, _, attribute = name.rpartition(".")
+    return _module_of(source) if (source := lazy_names(package).get(attribute)) else package * (package in modules())
+
+
+@cache
+def lazy_names(package: str) -> dict[str, str]:
+    """What a package imports for type checkers only, which it loads at the first use: the origin of every name."""
+    if package not in modules() or modules()[package].name != "__init__.py":
+        return {}
+    body = ast.parse(modules()[package].read_text()).body
+    typing = [inner for node in body if isinstance(node, ast.If) and _is_typing(node) for inner in node.body]
+    imports = [node for node in typing if isinstance(node, ast.ImportFrom)]
+    return {alias.asname or alias.name: f"{node.module}.{alias.name}" for node in imports for alias in node.names}
+
+
+def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -47,20 +76,44 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def _is_typing(node: ast.If) -> bool:
+    return "TYPE_CHECKING" in ast.unparse(node.test)
+
+
 def _run_at_import(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     for node in body:
         yield node
         if isinstance(node, ast.If):
-            is_typing = "TYPE_CHECKING" in ast.unparse(node.test)
-            yield from _run_at_import(node.orelse if is_typing else [*node.body, *node.orelse])
+            yield from _run_at_import(node.orelse if _is_typing(node) else [*node.body, *node.orelse])
         elif isinstance(node, (ast.Try, ast.With)):
             parts = [*node.body, *getattr(node, "orelse", []), *getattr(node, "finalbody", [])]
             yield from _run_at_import([*parts, *(s for h in getattr(node, "handlers", []) for s in h.body)])
 
 
-def closure(name: str) -> dict[str, int]:
-    """Everything that importing a module imports by name, itself too, with its lines; packages' own files as named."""
-    return {other: graph().nodes[other]["lines"] for other in {name} | nx.descendants(graph(), name)}
+def _ever_run(node: ast.AST) -> Iterator[ast.AST]:
+    """Everything below a node but what is for type checkers."""
+    is_typing = isinstance(node, ast.If) and _is_typing(node)
+    for child in node.orelse if is_typing else ast.iter_child_nodes(node):
+        yield child
+        yield from _ever_run(child)
+
+
+def _by_path(tree: ast.Module) -> Iterator[str]:
+    strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return (found[1] for text in strings if (found := re.fullmatch(r"(treespec(?:\.\w+)+)(?::[\w.]+)?", text)))
+
+
+def closure(name: str, is_reachable: bool = False) -> dict[str, int]:
+    """Everything that importing a module imports, itself too, with its lines; see `graph`."""
+    found = graph(is_reachable)
+    return {other: found.nodes[other]["lines"] for other in {name} | nx.descendants(found, name)}
+
+
+def in_core(name: str) -> dict[str, int]:
+    """What a module of the core reaches without going through an add-on, whose own imports are not the core's."""
+    found = graph(is_reachable=True)
+    core = found.subgraph(other for other in found if room(other) in CORE | {""})
+    return {other: found.nodes[other]["lines"] for other in {name} | nx.descendants(core, name)}
 
 
 def room(name: str) -> str:
@@ -102,7 +155,8 @@ def report() -> str:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     rows.append(f"README and docs: {sum(len(page.read_text().split()) for page in pages):,} words, {len(pages)} pages")
     for name in ("engine.loop", "hf.generation.speculation"):
-        rows.append(f"imported by treespec.{name}: {sum(closure(f'treespec.{name}').values()):,} lines")
+        counts = [sum(found(f"treespec.{name}").values()) for found in (closure, in_core)]
+        rows.append("treespec.{}: {:,} lines at import, {:,} of the core reachable".format(name, *counts))
     rows.append("from generate to a pass: {} frames at most, {} kinds of objects carry a call".format(*way_limits()))
     rows.append(f"hf/generation/decode.py: {num_imports('treespec.hf.generation.decode')} imports")
     rows += [f"core to add-ons: {len(edges_to_add_ons())} imports", *(f"  {a} -> {b}" for a, b in edges_to_add_ons())]

@@ -15,6 +15,8 @@ from treespec.hf.generation.processors import BranchProcessor, path_processors
 from treespec.hf.generation.progress import watchers
 from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.generation.target import make_target
+from treespec.policies.wrapping import as_chain
+from treespec.protocols import Capability
 
 
 def run_of(call: Call, outputs: Outputs, observers: Sequence[Observer]) -> Run:
@@ -42,7 +44,7 @@ def run_of(call: Call, outputs: Outputs, observers: Sequence[Observer]) -> Run:
             call.facts.ranks,
             getattr(target, "last_length", None),
         ),
-        policy=call.policy,
+        policy=as_chain(call.policy) if target.capability == Capability.CHAIN else call.policy,
         verification=call.verification,
         processors=path_processors(processors, call.input_ids, call.mask, vocab_size),
         is_sampling=bool(call.config.do_sample),

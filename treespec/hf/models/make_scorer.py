@@ -5,7 +5,6 @@ from functools import partial
 
 from transformers import Cache, PreTrainedModel
 
-from treespec.checks import is_at_least
 from treespec.errors import UnsupportedModelError
 from treespec.hf.add_ons import ADD_ONS
 from treespec.hf.attention.rope_lengths import RopeByLength, rereading_length
@@ -19,6 +18,7 @@ from treespec.hf.models.rereading_scorer import RereadingScorer
 from treespec.hf.models.selfcheck import Attempt, check_once
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.protocols import Capability
+from treespec.versions import is_at_least
 
 READS_ALL_AGAIN = is_at_least("transformers", "5.24")
 """Earlier versions go on without the cache there, from the last token alone: by passes that only plain ones repeat."""

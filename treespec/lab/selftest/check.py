@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from treespec.checks import check_count, check_number, installed_versions
+from treespec.checks import check_count, check_number
 from treespec.errors import ConfigError, TreespecWarning
 from treespec.hf.evaluation import evaluation_mode
 from treespec.hf.generation.speculation import TreeSpeculation
@@ -24,6 +24,7 @@ from treespec.lab.selftest.subject import Subject, make_prompts
 from treespec.policies.control.contract import StepControl
 from treespec.testing import TOY_SCHEMES, Case, assert_lossless, supported_cases
 from treespec.verification import get_rule
+from treespec.versions import installed_versions
 
 TOY_CASES = [Case(scheme, shape, "generic") for scheme in TOY_SCHEMES for shape in ("chain", "2x2")]
 
