@@ -11,7 +11,7 @@ from importlib import import_module
 import pytest
 from helpers import weight
 
-from treespec.hf.add_ons import ADD_ONS
+from treespec.hf.add_ons import ADD_ONS, RARE
 
 AT_IMPORT = {"engine.loop": 3_400, "hf.generation.speculation": 10_400}
 REACHABLE = {"engine.loop": 4_400, "hf.generation.speculation": 14_500}
@@ -93,4 +93,12 @@ def test_the_count_sees_what_is_imported():
 
 def test_what_the_core_asks_of_add_ons_is_there():
     """The core knows their parts by name only, and loads them when they are needed."""
-    assert all(callable(part) for part in ADD_ONS.values())
+    assert all(callable(part) for part in [*ADD_ONS.values(), *RARE.values()])
+    assert not {weight.room(part.__module__) for part in ADD_ONS.values()} & weight.CORE
+    assert {weight.room(part.__module__) for part in RARE.values()} <= weight.CORE
+
+
+def test_today_stands_next_to_before():
+    assert list(weight.counts()) == list(weight.BEFORE)
+    assert all(len(numbers) == len(weight.BEFORE[name]) for name, numbers in weight.counts().items())
+    assert len(weight.report().splitlines()) == 1 + len(weight.BEFORE)

@@ -18,7 +18,7 @@ import networkx as nx
 
 ROOT = Path(__file__).parents[2]
 CORE = {"checks", "data", "drafters", "engine", "errors", "heads", "hf"}
-CORE |= {"policies", "protocols", "registry", "sampling", "tree", "verification", "versions"}
+CORE |= {"policies", "protocols", "registry", "sampling", "tree", "verification"}
 """The rooms that decode. All others are add-ons: they import the core, and the core imports none of them."""
 
 
@@ -146,27 +146,55 @@ def way_limits() -> tuple[int, int]:
     return int(frames), len(ast.literal_eval(carriers))
 
 
-def report() -> str:
-    """All that is counted."""
-    rows = []
-    for folder in ("treespec", "treespec/policies/control", "recipes", "benchmarks", "tests"):
-        files = list((ROOT / folder).rglob("*.py"))
-        rows.append(f"{folder}: {sum(file.read_text().count(chr(10)) for file in files):,} lines, {len(files)} files")
+BEFORE = {
+    "lines of treespec": (32_947, 304),
+    "lines of treespec/policies/control": (1_176, 9),
+    "lines of recipes": (1_637, 11),
+    "lines of benchmarks": (13_248, 106),
+    "lines of tests": (29_575, 252),
+    "words of README and docs": (35_925, 33),
+    "lines that treespec.engine.loop imports": (12_534, 23_851),
+    "lines that treespec.hf.generation.speculation imports": (23_851, 23_851),
+    "frames from generate to a pass, kinds of objects that carry a call": (9, 7),
+    "imports of hf/generation/decode.py": (28,),
+    "imports from core to add-ons": (65,),
+    "import contracts": (29,),
+    "functions, their median and longest lines, how many have above 50": (2_190, 6, 57, 9),
+}
+"""The same at commit a2a0864, before core and add-ons were parted. Files and pages come after lines and words, what is
+reachable of the core after what is imported."""
+
+
+def counts() -> dict[str, tuple[int, ...]]:
+    """All that is counted today, as in `BEFORE`."""
+    folders = [name.removeprefix("lines of ") for name in BEFORE if name.startswith("lines of ")]
+    files = {f"lines of {folder}": list((ROOT / folder).rglob("*.py")) for folder in folders}
+    found = {name: (sum(p.read_text().count("\n") for p in paths), len(paths)) for name, paths in files.items()}
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    rows.append(f"README and docs: {sum(len(page.read_text().split()) for page in pages):,} words, {len(pages)} pages")
-    for name in ("engine.loop", "hf.generation.speculation"):
-        counts = [sum(found(f"treespec.{name}").values()) for found in (closure, in_core)]
-        rows.append("treespec.{}: {:,} lines at import, {:,} of the core reachable".format(name, *counts))
-    rows.append("from generate to a pass: {} frames at most, {} kinds of objects carry a call".format(*way_limits()))
-    rows.append(f"hf/generation/decode.py: {num_imports('treespec.hf.generation.decode')} imports")
-    rows += [f"core to add-ons: {len(edges_to_add_ons())} imports", *(f"  {a} -> {b}" for a, b in edges_to_add_ons())]
-    rows.append(f"import contracts: {(ROOT / '.importlinter').read_text().count('[importlinter:contract')}")
+    found["words of README and docs"] = sum(len(page.read_text().split()) for page in pages), len(pages)
+    for name in ("treespec.engine.loop", "treespec.hf.generation.speculation"):
+        found[f"lines that {name} imports"] = sum(closure(name).values()), sum(in_core(name).values())
     lengths = function_lengths()
     over = sum(length > 50 for length in lengths)
-    rows.append(
-        f"functions: {len(lengths):,}, median {median(lengths):.0f} lines, {over} above 50, longest {lengths[-1]}"
+    last = (
+        way_limits(),
+        (num_imports("treespec.hf.generation.decode"),),
+        (len(edges_to_add_ons()),),
+        ((ROOT / ".importlinter").read_text().count("[importlinter:contract"),),
+        (len(lengths), int(median(lengths)), lengths[-1], over),
     )
-    return "\n".join(rows)
+    return found | dict(zip(list(BEFORE)[len(found) :], last, strict=True))
+
+
+def report() -> str:
+    """A line for everything that is counted: before, and today."""
+    rows = [(name, _shown(BEFORE[name]), _shown(today)) for name, today in counts().items()]
+    rows.insert(0, ("", "before", "today"))
+    return "\n".join(f"{name:<68}{before:>20}{today:>20}" for name, before, today in rows)
+
+
+def _shown(numbers: tuple[int, ...]) -> str:
+    return ", ".join(f"{number:,}" for number in numbers)
 
 
 if __name__ == "__main__":

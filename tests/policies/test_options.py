@@ -35,6 +35,7 @@ BAD = [
     (opt_tree, (4, -0.1), GAIN),
     (opt_tree, (4, "0.1"), GAIN),
     (eagle2, (4, 0), POSITIVE),
+    *((make, (1_000_000,), "num_nodes must be at most 8192, got 1000000") for make in (as_policy, BestFirst, SpecExec)),
     (SpecExec, (0,), POSITIVE),
     (SpecExec, (4, 0), POSITIVE),
     (SpecExec, (4, 1, 0), POSITIVE),

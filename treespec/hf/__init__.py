@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from treespec.hf.versions import installed_versions, warn_of_untested
 from treespec.registry import lazy
-from treespec.versions import installed_versions, warn_of_untested
 
 if TYPE_CHECKING:
     from treespec.cpu import OptimizedModel, optimize, restore

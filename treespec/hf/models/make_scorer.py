@@ -6,7 +6,7 @@ from functools import partial
 from transformers import Cache, PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
-from treespec.hf.add_ons import ADD_ONS
+from treespec.hf.add_ons import RARE
 from treespec.hf.attention.rope_lengths import RopeByLength, rereading_length
 from treespec.hf.cache.caches import is_filled
 from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts, uncompiled
@@ -17,8 +17,8 @@ from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.models.rereading_scorer import RereadingScorer
 from treespec.hf.models.selfcheck import Attempt, check_once
 from treespec.hf.models.tree_scorer import TreeScorer
+from treespec.hf.versions import is_at_least
 from treespec.protocols import Capability
-from treespec.versions import is_at_least
 
 READS_ALL_AGAIN = is_at_least("transformers", "5.24")
 """Earlier versions go on without the cache there, from the last token alone: by passes that only plain ones repeat."""
@@ -82,11 +82,11 @@ def _for_states(
     facts: ModelFacts, detection: Detection, hidden_layers: Sequence[int], prompt: PromptInputs | None
 ) -> AnyScorer:
     """A scorer of trees where the self-check finds it right, else one that goes back to snapshots of the states."""
-    make = partial(ADD_ONS["state scorer"], facts)
+    make = partial(RARE["state scorer"], facts)
     found = check_once(facts, [(Capability.TREE, make)])
     if found.capability == Capability.TREE:
         return make(hidden_layers=hidden_layers, prompt=prompt)
-    if ADD_ONS["own states"](facts) is not None:
+    if RARE["own states"](facts) is not None:
         raise UnsupportedModelError(f"{facts.name} keeps its state outside of transformers' caches; {found.reason}")
     warn_once(facts, detection._replace(reason=f"{detection.reason}; {found.reason}"))
     return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers, prompt=prompt)

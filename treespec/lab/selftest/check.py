@@ -16,6 +16,7 @@ from treespec.hf.evaluation import evaluation_mode
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import model_facts
 from treespec.hf.loading.as_drafter import AnyDrafter
+from treespec.hf.versions import installed_versions
 from treespec.lab.selftest import texts
 from treespec.lab.selftest.passes import check_passes
 from treespec.lab.selftest.report import FAILED, OK, WARNING, CheckReport, Finding, Outcome
@@ -24,7 +25,6 @@ from treespec.lab.selftest.subject import Subject, make_prompts
 from treespec.policies.control.contract import StepControl
 from treespec.testing import TOY_SCHEMES, Case, assert_lossless, supported_cases
 from treespec.verification import get_rule
-from treespec.versions import installed_versions
 
 TOY_CASES = [Case(scheme, shape, "generic") for scheme in TOY_SCHEMES for shape in ("chain", "2x2")]
 

@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 
 from treespec.errors import TreespecError
 from treespec.hf.generation.call import Call
+from treespec.hf.versions import installed_versions
 from treespec.lab.pass_times import pass_profile
 from treespec.lab.trace.file import TraceFile
 from treespec.lab.trace.recorder import Recorder
 from treespec.policies import Control
-from treespec.versions import installed_versions
 
 _SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 _PENALTIES = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
