@@ -17,9 +17,9 @@ from packaging.version import Version
 from transformers.utils import logging
 
 import treespec
+from treespec.checks import OLDEST, TESTED, installed_versions, needed_versions, warn_of_untested
 from treespec.errors import TreespecWarning
 from treespec.hf.introspect import CACHE_ARGUMENTS, CACHE_NAME, cache_name
-from treespec.hf.versions import OLDEST, TESTED, installed_versions, needed_versions, warn_of_untested
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

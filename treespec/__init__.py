@@ -107,6 +107,6 @@ def __getattr__(name: str) -> Any:
     try:
         return _load(name)
     except ImportError as error:
-        from treespec.hf.versions import needed_versions
+        from treespec.checks import needed_versions
 
         raise ImportError(f"treespec.{name} works with {needed_versions()}: {error}") from error

@@ -26,7 +26,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
         self._parts: dict[str, Part | str] = dict(parts)
 
     def register(self, name: str, part: Part | str) -> None:
-        """Add a part, or its import path. Raises `ConfigError`: another one has the name, or it is no such part."""
+        """Add a part, or its import path. Raises `ConfigError`: its name is taken, or it is of another kind."""
         if name in self._parts:
             raise ConfigError(f"a {self.kind} called '{name}' is there already; choose another name")
         self._parts[name] = part if isinstance(part, str) else self._made(part)

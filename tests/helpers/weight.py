@@ -1,7 +1,7 @@
 """The library's import graph, read from the sources. `python tests/helpers/weight.py` prints today's numbers.
 
 An edge is an import that runs when a module is imported, to the packages around what is imported too; *reachable* is
-also what functions import, and what is named by an import path. Imports for type checkers are no edges; what a package
+also what functions import, and what is named by an import path. Imports for type checkers do not count; what a package
 loads at the first use of its name counts where the name is used. Lines are all lines of a file.
 """
 

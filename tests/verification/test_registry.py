@@ -139,7 +139,7 @@ def test_a_registration_that_leads_nowhere_is_named_and_harms_no_other_rule(regi
     assert "toy" not in supporting_rules(IID)
 
 
-def test_what_is_no_rule_is_refused_when_it_is_registered() -> None:
+def test_anything_but_a_rule_is_refused_when_it_is_registered() -> None:
     with pytest.raises(ConfigError, match="a verification rule is"):
         RULES.register("toy", torch.softmax)  # pyright: ignore[reportArgumentType]
     assert "toy" not in RULES

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from treespec.hf.versions import installed_versions, warn_of_untested
+from treespec.checks import installed_versions, warn_of_untested
 from treespec.registry import lazy
 
 if TYPE_CHECKING:

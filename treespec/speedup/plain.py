@@ -1,9 +1,8 @@
 """Calls by transformers' own decoding where that is faster: for models whose passes take no longer than the engine's
 own work, such as tiny ones, on texts of which hardly anything can be guessed.
 
-This is no part of `Control`, which chooses within a call among steps of the engine, from what each step is predicted to
-bring. Whether the engine is to run at all shows only in whole calls, of both ways, for one model: no step of the other
-way is ever seen from within.
+`Control` does not do this: within a call it chooses among steps of the engine, by what each is predicted to bring.
+Whether the engine is to run at all shows only in whole calls of either way.
 """
 
 from __future__ import annotations

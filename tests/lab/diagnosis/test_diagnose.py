@@ -85,6 +85,6 @@ def test_what_is_not_known_is_said(tmp_path, monkeypatch):
     assert any("decode a longer text" in text for text in found.unknown)
 
 
-def test_what_is_no_speculation_is_refused():
+def test_anything_but_a_speculation_is_refused():
     with pytest.raises(ConfigError, match="looks at a TreeSpeculation, got int"):
         diagnose(5)

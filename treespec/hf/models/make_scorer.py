@@ -5,6 +5,7 @@ from functools import partial
 
 from transformers import Cache, PreTrainedModel
 
+from treespec.checks import is_at_least
 from treespec.errors import UnsupportedModelError
 from treespec.hf.add_ons import RARE
 from treespec.hf.attention.rope_lengths import RopeByLength, rereading_length
@@ -17,7 +18,6 @@ from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.models.rereading_scorer import RereadingScorer
 from treespec.hf.models.selfcheck import Attempt, check_once
 from treespec.hf.models.tree_scorer import TreeScorer
-from treespec.hf.versions import is_at_least
 from treespec.protocols import Capability
 
 READS_ALL_AGAIN = is_at_least("transformers", "5.24")

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from treespec.checks import check_count, check_number
+from treespec.checks import check_count, check_number, installed_versions
 from treespec.errors import ConfigError, TreespecWarning
 from treespec.hf.evaluation import evaluation_mode
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import model_facts
 from treespec.hf.loading.as_drafter import AnyDrafter
-from treespec.hf.versions import installed_versions
 from treespec.lab.selftest import texts
 from treespec.lab.selftest.passes import check_passes
 from treespec.lab.selftest.report import FAILED, OK, WARNING, CheckReport, Finding, Outcome

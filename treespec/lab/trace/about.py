@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from treespec.checks import installed_versions
 from treespec.errors import TreespecError
 from treespec.hf.generation.call import Call
-from treespec.hf.versions import installed_versions
 from treespec.lab.pass_times import pass_profile
 from treespec.lab.trace.file import TraceFile
 from treespec.lab.trace.recorder import Recorder
