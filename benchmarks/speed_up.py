@@ -33,7 +33,7 @@ from benchmarks.peers.contestants import BLOCK, OPTIMIZED, PLAIN, title
 from benchmarks.peers.report import Prompts, as_plain, in_total, ms_per_token, runs_of_one, speed, tokens_per_pass
 from treespec.heads.drafting.base import HeadDrafter
 from treespec.hf import TreeSpeculation
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 from treespec.lab.measure.paired import Bench, Contestant, in_turn
 from treespec.speedup.sources import find_drafters
 

@@ -21,7 +21,7 @@ from treespec.drafters.base import SessionSource
 from treespec.drafters.lookup.suffix_store import SuffixStore
 from treespec.drafters.lookup.suffix_text import SuffixText
 from treespec.drafters.merge.opinion_pool import OpinionPool
-from treespec.hf.loading.smollm2 import NAME
+from treespec.lab.smollm2 import NAME
 from treespec.protocols import CausalScorer, Drafter, Frontier, Proposal, Session, VerifiedStep
 
 DRAFT = "draft"

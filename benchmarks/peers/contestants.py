@@ -19,10 +19,10 @@ from benchmarks.common.drafters import MadeUp, fastest_head
 from benchmarks.peers.process import environment
 from treespec import Chain, TreeSpeculation, optimize, shipped_head
 from treespec.hf.introspect import CACHE_NAME
-from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model
-from treespec.hf.loading.named import named_drafters
+from treespec.lab import smollm2
 from treespec.lab.measure.paired import Bench, Contestant, Run
+from treespec.lab.named import named_drafters
 from treespec.protocols import Frontier, Proposal
 from treespec.speedup.sources import Found
 from treespec.speedup.sped_up import SpedUp

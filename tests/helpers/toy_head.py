@@ -10,7 +10,7 @@ from treespec.heads.drafting.base import HeadDrafter
 from treespec.heads.files.config import DFLASH_LAYERS
 from treespec.heads.files.export import common_keys
 from treespec.heads.files.keys import KindKeys, words
-from treespec.heads.files.kinds import HeadKind, register
+from treespec.heads.files.kinds import HeadKind
 from treespec.heads.modules.base import DraftHead, HeadConfig
 
 
@@ -54,7 +54,6 @@ def write_config(config, hidden_layers):
 
 
 KIND = HeadKind(
-    names=("toy",),
     keys=KindKeys(
         name="Toy",
         section=None,
@@ -66,4 +65,3 @@ KIND = HeadKind(
     drafter=Toy,
     write_config=write_config,
 )
-register(KIND)

@@ -8,7 +8,8 @@ from helpers.toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
 from treespec.errors import ConfigError, ContextFullError, TreespecWarning
-from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec, dyspec
+from treespec.literature import dyspec
+from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec
 from treespec.protocols import Capability, Drafter
 from treespec.sampling import NoProcessors
 from treespec.tree import IID, MIXED, SELECTED, TokenTree, TreeBatch

@@ -1,5 +1,6 @@
 """Where a call may go wrong without an error: caches after exceptions, odd dtypes and heads, models without trees."""
 
+from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
@@ -10,8 +11,10 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 import treespec
-from treespec import Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec import BestFirst, Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec.engine.loop import speculate
 from treespec.errors import ConfigError
+from treespec.hf.generation import speculation as speculation_module
 from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.recurrent import operators
 
@@ -37,6 +40,29 @@ def test_models_without_trees_decode_with_every_tree(name, tree, monkeypatch):
         identical(model, repeated, lookups(tree=tree), times=2, **options)
     assert len(warned) == 1
     identical(model, repeated, TreeSpeculation(SuffixLookup(), tree=tree), **options)
+
+
+class CountedTree(BestFirst):
+    num_updates = 0
+
+    def update(self, step):
+        self.num_updates += 1
+
+
+@pytest.mark.parametrize("is_chain_only", [True, False])
+def test_a_policy_that_the_target_cannot_verify_learns_nothing(is_chain_only, monkeypatch):
+    """The call drafts chains instead, which the target of a direct `Run` gets cut out of trees."""
+    made = []
+    if is_chain_only:
+        monkeypatch.setattr(operators, "_is_known", lambda names: False)
+    monkeypatch.setattr(speculation_module, "speculate", lambda run: made.append(run) or speculate(run))
+    model = zoo.build(next(architecture for architecture in zoo.ARCHITECTURES if str(architecture) == "lfm2"))
+    policy = CountedTree(4)
+    with pytest.warns(treespec.TreespecWarning, match="decodes") if is_chain_only else nullcontext():
+        identical(model, zoo.prompts(1, 24, seed=1), lookups(tree=policy), **OPTIONS, pad_token_id=0)
+    assert made[0].is_chain_only == is_chain_only
+    assert (policy.num_updates == 0) == is_chain_only
+    assert isinstance(made[0].session.policy, Chain) == is_chain_only
 
 
 def test_a_merged_chain_is_a_chain_and_exact(target):

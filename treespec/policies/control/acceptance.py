@@ -74,8 +74,7 @@ class DraftedTree:
 class Acceptance:
     """Expected accepted tokens of trees by their number of nodes.
 
-    It keeps the mean probabilities of the first, second, ... best node of drafted trees, and how often there was one.
-    `most`: the most nodes below a root.
+    It keeps the mean probabilities of drafted trees' first to `most`-th best node, and how often there was one.
     """
 
     def __init__(self, most: int) -> None:

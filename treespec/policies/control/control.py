@@ -86,8 +86,7 @@ class Control(ShowsOptions, StepControl):
         max_nodes: the most nodes of a tree, root included; None: 32, on accelerators 64.
         max_latency_ms: the longest predicted step; plain decoding where even that takes longer, or where no time is
             known: in the first step, and without `pass_ms` wherever the clock is not read.
-        is_timed: learn times from the steps served; None: unless the call samples with a seed. False makes choices
-            depend on nothing but `pass_ms` and the texts.
+        is_timed: learn times from the steps served, not by `pass_ms` alone; None: unless a call samples with a seed.
         pass_ms: measured milliseconds of the target's pass by number of nodes; None: a guess, which steps correct.
 
     Raises `ConfigError`: a number out of range, `pass_ms` without times.
@@ -101,8 +100,7 @@ class Control(ShowsOptions, StepControl):
         pass_ms: Mapping[int, float] | None = None,
     ) -> None:
         self._max_nodes = None if max_nodes is None else min(check_count("max_nodes", max_nodes), MOST_NODES)
-        self.given_max_nodes = self._max_nodes
-        self.max_latency_ms, self.pass_ms = max_latency_ms, pass_ms
+        self.given_max_nodes, self.max_latency_ms, self.pass_ms = self._max_nodes, max_latency_ms, pass_ms
         self.is_timed = None if is_timed is None else check_flag("is_timed", is_timed)
         if max_latency_ms is not None:
             check_number("max_latency_ms", max_latency_ms, lambda ms: ms > 0, "be positive")

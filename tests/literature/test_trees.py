@@ -5,7 +5,8 @@ from helpers.toy_models import TableLM, TableSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treespec.policies import KAry, SpecExec, delayed_branching, eagle2, opt_tree
+from treespec.literature import delayed_branching, eagle2, opt_tree
+from treespec.policies import KAry, SpecExec
 from treespec.tree import SELECTED, WITHOUT_REPLACEMENT
 
 
