@@ -120,6 +120,14 @@ def test_snippets_of_diagnosis_run_in_order(monkeypatch, tmp_path) -> None:
     assert causes == set(SLOW_RUNS), "every cause has its row, and its prepared run"
 
 
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_a_page_opens_with_words_and_a_snippet(page: Path) -> None:
+    """No table before it: a reader sees what the page is for, then what that looks like in use."""
+    opening = re.search(r"\A# .*\n\n[\w`][^|]*?^```(\w+)$", page.read_text(), flags=re.MULTILINE)
+    assert opening is not None
+    assert opening[1] in ("python", "sh")
+
+
 def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("prompts", "openings", "sql"):
