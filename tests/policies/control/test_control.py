@@ -226,6 +226,15 @@ def test_limits_on_nodes_and_on_latency():
     assert set(World(Control(max_nodes=2)).run(9).sizes) <= {1, 2}
 
 
+def test_a_servers_trees_are_trimmed_to_the_latency_limit():
+    """More of the drafted nodes would pay: no step takes longer in the world whose times the control was given."""
+    control = Control(max_latency_ms=38.0, pass_ms=FLAT, is_timed=False)
+    world = World(control, level_ms=0.1, share=0.003, is_flat=True)
+    ends = [world.run(1).ms for _ in range(60)]
+    assert np.diff([0.0, *ends]).max() <= 38.0
+    assert 16 < max(world.sizes) < 24
+
+
 def test_chains_only():
     control = Control()
     world = World(control)
