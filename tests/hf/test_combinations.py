@@ -27,7 +27,7 @@ def check(found):
 
 
 def test_a_part_of_the_matrix(tmp_path):
-    axes = installed(ALL | {"weights": ["float32"], "adapter": ["none", "LoRA"]})
+    axes = installed({**ALL, "weights": ["float32"], "adapter": ["none", "LoRA"]})
     check(outcomes(axes, tmp_path, per_model=1))
 
 

@@ -277,11 +277,10 @@ def test_layers_are_optimized_and_restored(model, chosen):
 
 def test_the_last_of_several_restores_the_model(model, chosen):
     chosen("packed")
-    for _ in range(2):
-        speculation = treespec.speed_up(model)
+    for speculation in (several := [treespec.speed_up(model) for _ in range(2)]):
         assert is_optimized(model)
         assert "treespec's for CPUs" in str(speculation)
-    speculation.restore()
+    several[-1].restore()
     assert not is_optimized(model)
 
 

@@ -1,5 +1,6 @@
 """What users write in `speculative_config`, and what is refused."""
 
+# pyright: reportMissingImports=false -- vLLM has an environment of its own.
 from __future__ import annotations
 
 import re

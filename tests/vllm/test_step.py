@@ -10,6 +10,7 @@ requests without; from `test_greedy_topk1_invariance.py` top-k of 1 in batches w
 `test_greedy_identity.py`), of `test_rejection_sampler.py` the approximated distribution (in `test_distribution.py`).
 """
 
+# pyright: reportMissingImports=false -- vLLM has an environment of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,6 @@
 """What is refused, by name."""
 
+# pyright: reportMissingImports=false -- vLLM has an environment of its own.
 from __future__ import annotations
 
 import functools

@@ -1,5 +1,6 @@
 """Checks every replayed pass of examples/vllm_fixed_shapes.py inside its engine."""
 
+# pyright: reportMissingImports=false -- vLLM has an environment of its own.
 from __future__ import annotations
 
 from collections import Counter

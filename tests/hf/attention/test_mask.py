@@ -1,6 +1,6 @@
 """Tree attention masks against networkx ancestors, in every form that models take; planted bugs: helpers/rounds.py."""
 
-from typing import get_args
+from typing import Any, get_args
 
 import networkx
 import pytest
@@ -107,7 +107,7 @@ class TestForms:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     def test_sdpa_takes_bool_and_eager_additive(self, dtype):
         attention = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "sdpa"))
-        allowed = attention.mask
+        allowed: Any = attention.mask
         mask = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "eager"), dtype=dtype).mask
         assert (allowed.dtype, allowed.shape, mask.dtype) == (torch.bool, (1, 1, 4, 9), dtype)
         assert attention.position_ids.tolist() == [[5, 6, 6, 7]]

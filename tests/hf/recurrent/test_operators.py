@@ -80,7 +80,7 @@ class SSD:
             "B": rand(NUM_HEADS, SIZE),
             "C": rand(NUM_HEADS, SIZE),
         }
-        self.options = {"A": -torch.rand(heads), "D": torch.randn(heads), "dt_bias": torch.randn(heads)}
+        self.options: dict[str, Any] = {"A": -torch.rand(heads), "D": torch.randn(heads), "dt_bias": torch.randn(heads)}
         self.options |= {"dt_softplus": True, "dt_limit": (0.1, 1.5), "chunk_size": 16}
 
     def step(self, state, hidden, dt, B, C):
