@@ -4,8 +4,6 @@ The field has a word for each of them (docs/architecture.md, glossary). The chec
 results alike; names are split into their words first, so that `draft_laws` and `DraftLaw` are found like "law".
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

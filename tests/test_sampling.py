@@ -1,7 +1,5 @@
 """Draws from given uniforms at their edges, and drawn sequences against their exact distributions."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from contextlib import nullcontext
@@ -89,16 +87,6 @@ def test_equals_a_plain_loop(weights: list[float], uniform: float) -> None:
     token = pick(torch.tensor(weights, dtype=torch.float32), uniform)
     assert weights[token] > 0
     assert token == expected or is_near_a_boundary
-
-
-def test_rows_are_drawn_side_by_side() -> None:
-    generator = torch.Generator().manual_seed(0)
-    weights, uniform = torch.rand(2, 3, 5, generator=generator), torch.rand(2, 3, generator=generator)
-    drawn = inverse_cdf(weights, uniform)
-    assert drawn.shape == (2, 3)
-    assert drawn.dtype == torch.int64
-    for i, j in itertools.product(range(2), range(3)):
-        assert drawn[i, j] == pick(weights[i, j], float(uniform[i, j]))
 
 
 def test_sums_of_parallel_scans_are_made_monotone() -> None:
@@ -243,12 +231,6 @@ def test_independent_draws_are_a_product_distribution(k: int) -> None:
         for outcome in itertools.product(range(4), repeat=k)
     }
     assert g_test(counted(tokens), exact) > SIGNIFICANCE
-
-
-def test_draws_by_inverse_cdf_follow_the_weights() -> None:
-    uniform = torch.rand(NUM_DRAWS, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    tokens = inverse_cdf(torch.tensor(DISTRIBUTION).expand(NUM_DRAWS, -1) * 7, uniform).unsqueeze(1)
-    assert g_test(counted(tokens), {(token,): prob for token, prob in enumerate(DISTRIBUTION)}) > SIGNIFICANCE
 
 
 def test_a_distribution_with_too_few_tokens_is_drawn_empty() -> None:

@@ -1,7 +1,5 @@
 """Shapes in signatures are checked while the tests run: a wrong one is an error of its own."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -26,27 +24,21 @@ ROOMS = (
 STATES = torch.ones(1, 2, 1, 3, 1)
 
 
-def test_a_wrong_shape_is_found() -> None:
+BATCH = TreeBatch.from_trees([TokenTree.chain([1, 2])])
+WRONG = {
+    "a wrong shape": ("states", lambda: _take(STATES[0], torch.tensor([[0], [2]]))),
+    "a letter of two numbers": ("index", lambda: _take(STATES, torch.tensor([[0], [2], [1]]))),
+    "an array": ("values", lambda: best_nodes(np.array([[1, 2]]), np.array([[0.5, 0.4, 0.1]]), 1)),
+    "a signature that is a string": ("keep", lambda: BATCH.keep_nodes(torch.ones(2, dtype=torch.bool))),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_shapes_are_found(name: str) -> None:
+    argument, call = WRONG[name]
+    with pytest.raises(TypeCheckError, match=argument):
+        call()
     assert _take(STATES, torch.tensor([[0], [2]])).flatten().tolist() == [1.0, 1.0]
-    with pytest.raises(TypeCheckError, match="states"):
-        _take(STATES[0], torch.tensor([[0], [2]]))
-
-
-def test_letters_mean_one_number_in_a_call() -> None:
-    with pytest.raises(TypeCheckError, match="index"):
-        _take(STATES, torch.tensor([[0], [2], [1]]))
-
-
-def test_arrays_are_checked() -> None:
-    with pytest.raises(TypeCheckError, match="values"):
-        best_nodes(np.array([[1, 2]]), np.array([[0.5, 0.4, 0.1]]), 1)
-
-
-def test_signatures_that_are_strings_are_checked() -> None:
-    """With `from __future__ import annotations`."""
-    batch = TreeBatch.from_trees([TokenTree.chain([1, 2])])
-    with pytest.raises(TypeCheckError, match="keep"):
-        batch.keep_nodes(torch.ones(2, dtype=torch.bool))
 
 
 def test_errors_of_treespec_come_first() -> None:

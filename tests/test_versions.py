@@ -1,7 +1,5 @@
 """The versions that treespec says it works with are those of pyproject.toml; a newer one is named, not refused."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

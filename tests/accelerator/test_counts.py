@@ -1,7 +1,5 @@
 """How often a step waits for the device, and what it launches outside the models' passes."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A target spread over two devices, drafters on another one than the target's: the output is that of one device."""
 
-from __future__ import annotations
-
 import warnings
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,14 +15,11 @@ from helpers.accelerator.waits import prompts, tiny_models
 from helpers.head_files import SPECULATORS
 from helpers.medusa_files import random_heads
 
-from treespec import TreeSpeculation, load_drafter, optimize
-from treespec.cpu import optimized_model
-from treespec.cpu.linear_kernels import Packed
+from treespec import TreeSpeculation, load_drafter
 from treespec.engine.target_probs import TargetProbs
 from treespec.heads import Medusa
 from treespec.hf import TreeScorer
 from treespec.hf.introspect import CACHE_NAME
-from treespec.hf.weights import weight_counts
 
 slow = pytest.mark.slow
 CPU = torch.device("cpu")
@@ -122,19 +117,6 @@ def test_every_layer_caches_where_it_is() -> None:
         assert [layer.keys.shape[0] for layer in layers] == [1, 1]
         assert layers[0].keys.shape == layers[1].keys.shape
         assert logits.device == scorer.device == CPU
-
-
-@slow
-def test_optimize_serves_the_part_on_the_cpu() -> None:
-    model, draft = tiny_models()
-    only_packed = patch.object(optimized_model, "exact_kernels", lambda *_: ({"packed": Packed()}, {}))
-    with accelerator(), only_packed:
-        spread(model, SPLITS["late layer"])
-        assert set(weight_counts(model.modules())) == {"cpu", str(DEVICE)}
-        with optimize(model) as optimized:
-            assert optimized.num_layers == 8
-            assert decode(model, TreeSpeculation(draft, tree=6), CPU, **GREEDY) == expected(GREEDY)
-        assert decode(model, TreeSpeculation(draft, tree=6), CPU, **GREEDY) == expected(GREEDY)
 
 
 @pytest.mark.parametrize(("who", "more"), [pytest.param("target", SAMPLED, marks=slow), ("draft", GREEDY)])

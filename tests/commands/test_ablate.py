@@ -20,7 +20,7 @@ new_tokens: 4
 grid: {drafter: [suffix], policy: [plain, chain, tree], budget: [3], temperature: [0, 1]}
 """
 
-invoke = partial(cli.invoke, "ablate")
+invoke, succeed = partial(cli.invoke, "ablate"), partial(cli.succeed, "ablate")
 
 
 @pytest.fixture
@@ -30,9 +30,7 @@ def study(saved, tmp_path):
 
 
 def test_a_study_is_run_and_resumed(study, tmp_path):
-    done = invoke(study, "--json")
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
+    found = json.loads(succeed(study, "--json").stdout)
     assert [cell["levels"]["policy"] for cell in found] == ["plain", "chain", "tree"] * 2
     assert found[0]["gain"] is None
     assert found[1]["speed"]["low"] <= found[1]["speed"]["value"] <= found[1]["speed"]["high"]
@@ -43,7 +41,7 @@ def test_a_study_is_run_and_resumed(study, tmp_path):
     for picture in ("gain.png", "speed.png"):
         assert (folder / picture).stat().st_size > 10_000
     before = (folder / "runs.parquet").read_bytes()
-    assert invoke(study).exit_code == 0
+    succeed(study)
     assert (folder / "runs.parquet").read_bytes() == before, "nothing was run again"
 
 
@@ -53,16 +51,15 @@ def test_weights_are_packed_by_default_as_elsewhere(saved, study, tmp_path):
         model, _, drafters = load_subject(replace(given, is_packed=is_packed))
         draft, _ = drafters([str(saved), "suffix"])
         assert has_fast_linears(model) == has_fast_linears(draft) == is_packed
-    assert invoke(study, "--no-pack").exit_code == 0
+    succeed(study, "--no-pack")
     assert "no weights are packed" in (tmp_path / "trees" / "report.md").read_text()
 
 
 @pytest.mark.slow
 def test_several_processes_run_the_same_cells(study, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
-    assert invoke(study, "--out", one).exit_code == 0
-    done = invoke(study, "--out", two, "--workers", "2")
-    assert done.exit_code == 0, done.output
+    succeed(study, "--out", one)
+    succeed(study, "--out", two, "--workers", "2")
     kept = ["policy", "temperature", "prompt", "num_tokens", "tokens_per_pass"]
     rows = [read_table(out / "runs.parquet", columns=kept).to_pylist() for out in (one, two)]
     assert rows[0] == rows[1]

@@ -10,12 +10,11 @@ from treespec.lab.selftest.agreement import Agreement
 
 SMALL = ("--max-new-tokens", "4", "--rounds", "1", "--drafter", "suffix")  # As generate names it, too.
 
-invoke = partial(cli.invoke, "bench")
+invoke, succeed = partial(cli.invoke, "bench"), partial(cli.succeed, "bench")
 
 
 def test_everything_is_measured_and_written(saved, prompts, tmp_path):
-    done = invoke(saved, "--prompts", prompts, *SMALL, "--tree", "4", "--out", tmp_path / "results", "--json")
-    assert done.exit_code == 0, done.output
+    done = succeed(saved, "--prompts", prompts, *SMALL, "--tree", "4", "--out", tmp_path / "results", "--json")
     found = json.loads(done.stdout)
     assert list(found["runs"]) == ["plain generate", "chain of 4", "tree of 4 nodes", "auto"]
     for mine in found["runs"].values():
@@ -27,8 +26,7 @@ def test_everything_is_measured_and_written(saved, prompts, tmp_path):
 
 def test_vllms_configuration_and_the_table(saved, prompts):
     config = json.dumps({"method": "ngram", "num_speculative_tokens": 2})
-    done = invoke(saved, "--prompts", prompts, *SMALL[:4], "--speculative-config", config)
-    assert done.exit_code == 0, done.output
+    done = succeed(saved, "--prompts", prompts, *SMALL[:4], "--speculative-config", config)
     assert "given configuration" in done.stdout
     assert "2 of 2" in done.stdout
 

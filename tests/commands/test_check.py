@@ -11,12 +11,11 @@ from treespec.lab.setting import Setting
 
 QUICK = ["--only", "tree logits", "--only", "greedy texts, given drafter"]
 
-invoke = partial(cli.invoke, "check")
+invoke, succeed = partial(cli.invoke, "check"), partial(cli.succeed, "check")
 
 
 def test_the_verdict_is_printed(saved):
-    done = invoke(saved, *QUICK, "--drafter", "suffix", "--drafter", "recycling", "--tree", "6")
-    assert done.exit_code == 0, done.output
+    done = succeed(saved, *QUICK, "--drafter", "suffix", "--drafter", "recycling", "--tree", "6")
     assert "Exact as far as tested: 2 checks passed" in done.output
     Setting(("suffix",), "tree of 4").save(saved.parent / "setting.json")
     done = invoke(saved, *QUICK, "--setting", saved.parent / "setting.json", "--no-pack")
@@ -25,9 +24,7 @@ def test_the_verdict_is_printed(saved):
 
 def test_reports_and_json(saved, tmp_path):
     for name in ("check.md", "check.json"):
-        done = invoke(saved, "--only", "tree logits", "--report", tmp_path / name, "--json")
-        assert done.exit_code == 0, done.output
-        found = json.loads(done.stdout)
+        found = json.loads(succeed(saved, "--only", "tree logits", "--report", tmp_path / name, "--json").stdout)
         assert (found["is_right"], found["findings"][0]["name"]) == (True, "tree logits")
     assert json.loads((tmp_path / "check.json").read_text())["about"]["dtype"] == "float32"
     assert "| tree logits | ok | agree with path logits" in (tmp_path / "check.md").read_text()

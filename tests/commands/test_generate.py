@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers.cli import invoke
+from helpers.cli import invoke, succeed
 from helpers.written import TARGET, TOKENIZER
 from transformers import MistralConfig, MistralForCausalLM
 
@@ -28,17 +28,14 @@ def plain(messages, raw=None, num_new=12):
 def test_the_text_is_plain_generates(saved, tmp_path, source):
     (tmp_path / "question.txt").write_text("What is this?")
     given = {"--prompt": ["--prompt", "What is this?"], "--file": ["--file", tmp_path / "question.txt"], "stdin": []}
-    done = invoke("generate", saved, *given[source], *SHORT, "--json", input="What is this?")
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
+    found = json.loads(succeed("generate", saved, *given[source], *SHORT, "--json", input="What is this?").stdout)
     assert found["text"] == plain([{"role": "user", "content": "What is this?"}])
     assert sum(found["tokens_by_drafter"].values()) == found["num_tokens"]
     assert found["tokens_per_pass"] >= 1
 
 
 def test_the_text_is_streamed_with_statistics_and_colours(saved):
-    done = invoke("generate", saved, "--prompt", "Again and again and", "--raw", *SHORT, "--colours")
-    assert done.exit_code == 0, done.output
+    done = succeed("generate", saved, "--prompt", "Again and again and", "--raw", *SHORT, "--colours")
     assert plain([], raw="Again and again and").strip() in done.stdout
     assert "tokens per model pass, " in done.output
     assert "tokens by: " in done.output
@@ -95,8 +92,7 @@ def test_a_conversation_beyond_the_sliding_window_is_cut_too():
 
 
 def test_chat_reads_lines(saved):
-    done = invoke("chat", saved, "--max-new-tokens", "6", "--tree", "6", input="Hello\n\n/new\nHello\n/quit\n")
-    assert done.exit_code == 0, done.output
+    done = succeed("chat", saved, "--max-new-tokens", "6", "--tree", "6", input="Hello\n\n/new\nHello\n/quit\n")
     assert done.stderr.count("per model pass") == 2
     done = invoke("chat", saved, "--max-new-tokens", "6", "--tree", "6", "--json", input="Hello\nWhy?\n")
     assert [json.loads(line)["num_tokens"] for line in done.stdout.splitlines()] == [6, 6]

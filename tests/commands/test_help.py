@@ -1,7 +1,7 @@
 """Every command says what its options are, with whatever typer and click are installed."""
 
 import pytest
-from helpers.cli import invoke
+from helpers.cli import succeed
 from typer.main import get_command
 
 from treespec.commands import app
@@ -17,6 +17,5 @@ def names(command, path=()):
 
 @pytest.mark.parametrize("path", names(get_command(app)), ids=" ".join)
 def test_help(path):
-    result = invoke(*path, "--help")
-    assert result.exit_code == 0, result.output
+    result = succeed(*path, "--help")
     assert "Usage" in result.output

@@ -6,8 +6,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers.text_tokenizers import byte_level
 from helpers.tiny import tiny_llama
+from helpers.written import chat_tokenizer
 from helpers.wrong_heads import EAGLE, write
 
 openai = pytest.importorskip("openai")
@@ -20,17 +20,13 @@ from treespec.errors import ConfigError  # noqa: E402
 from treespec.speedup import plain  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": "ab ab ab"}]
-TEMPLATE = (
-    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """A server of a tiny model with a head next to it: a client, the model's name and what `plain` gives."""
     folder = tmp_path_factory.mktemp("served")
-    tokenizer = byte_level(300)
-    tokenizer.chat_template = TEMPLATE
+    tokenizer = chat_tokenizer()
     model = tiny_llama(vocab_size=len(tokenizer), num_layers=8)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.cli import invoke
+from helpers.cli import invoke, succeed
 from helpers.tiny import tiny_llama
 from helpers.training import SMALL, VOCAB, write
 from safetensors.torch import load_file
@@ -30,8 +30,7 @@ def test_the_command_leaves_a_drafter_a_card_a_log_and_a_curve(folders):
     target, texts, out = (folders / name for name in ("target", "texts", "run"))
     settings = [f"--set={name}={value}" for name, value in SMALL.items() if name != "num_steps"]
     command = ["train", target, "--texts", texts, "--out", out, "--kind", "dflash", "--steps", "3", *settings]
-    done = invoke(*command, "--name", "tiny-llama")
-    assert done.exit_code == 0, done.output
+    done = succeed(*command, "--name", "tiny-llama")
     card = (folders / "run" / "drafter" / "README.md").read_text()
     table = [line for line in card.splitlines() if line.startswith(("| depth", "| 1 ", "| 2 "))]
     assert len(table) == 3
@@ -43,13 +42,12 @@ def test_the_command_leaves_a_drafter_a_card_a_log_and_a_curve(folders):
         assert words in card
     treespec.load_drafter(folders / "run" / "drafter", tiny_llama(vocab_size=VOCAB, num_layers=3))
     whole = ["export", target, f"{out}/drafter", "--out", str(folders / "whole"), "--dtype", "bfloat16"]
-    assert invoke(*whole).exit_code == 0
+    succeed(*whole)
     tensors = load_file(folders / "whole" / "model.safetensors")
     assert tensors["lm_head.weight"].shape == (VOCAB, 32)
     assert tensors["embed_tokens.weight"].dtype == torch.bfloat16
     shutil.rmtree(folders / "run" / "features")
-    again = invoke(*command, "--name", "tiny-llama")
-    assert again.exit_code == 0, again.output
+    succeed(*command, "--name", "tiny-llama")
 
 
 def test_a_kind_given_by_set_is_used_everywhere(folders):

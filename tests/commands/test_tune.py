@@ -5,7 +5,7 @@ from io import StringIO
 from types import SimpleNamespace
 
 import pytest
-from helpers.cli import invoke
+from helpers.cli import invoke, succeed
 from rich.console import Console
 
 from treespec.commands.tune import _show
@@ -16,8 +16,7 @@ SMALL = ("--new-tokens", "6", "--rounds", "1", "--max-nodes", "4")
 
 def test_a_setting_is_written_and_read_by_the_other_commands(saved, prompts, tmp_path):
     out = tmp_path / "setting.json"
-    done = invoke("tune", saved, "--prompts", prompts, *SMALL, "--out", out, "--json")
-    assert done.exit_code == 0, done.output
+    done = succeed("tune", saved, "--prompts", prompts, *SMALL, "--out", out, "--json")
     written = json.loads(out.read_text())
     assert json.loads(done.stdout) == written
     assert written["model"] == str(saved)
@@ -48,13 +47,10 @@ def test_numbers_are_whole_on_a_narrow_terminal():
 @pytest.mark.slow
 def test_the_table_and_settings_of_bench_and_chat(saved, prompts, tmp_path):
     out = tmp_path / "setting.json"
-    done = invoke("tune", saved, "--prompts", prompts, *SMALL, "--out", out)
-    assert done.exit_code == 0, done.output
+    done = succeed("tune", saved, "--prompts", prompts, *SMALL, "--out", out)
     assert "measured in pairs" in done.stdout
     assert "recommended: " in done.stdout
     Setting(("suffix",), "tree of 4").save(out)
-    done = invoke("bench", saved, "--prompts", prompts, *SMALL[:4], "--setting", out, "--no-auto", "--json")
-    assert done.exit_code == 0, done.output
+    done = succeed("bench", saved, "--prompts", prompts, *SMALL[:4], "--setting", out, "--no-auto", "--json")
     assert list(json.loads(done.stdout)["runs"])[-1] == "setting setting.json"
-    done = invoke("chat", saved, "--max-new-tokens", "4", "--setting", out, input="Hi\n")
-    assert done.exit_code == 0, done.output
+    done = succeed("chat", saved, "--max-new-tokens", "4", "--setting", out, input="Hi\n")

@@ -45,25 +45,20 @@ def expected(query, key, value, mask, scale):
 
 @pytest.mark.parametrize(
     "shape",
-    [{}, {"num_nodes": 1}, {"num_nodes": 64}, {"num_slots": 700, "num_nodes": 16}, {"num_groups": 6}, {"size": 128},
-     {"num_heads": 1, "num_groups": 1}, {"num_rows": 1, "num_slots": 1}],
+    [{}, {"num_nodes": 1}, {"num_nodes": 17}, {"num_nodes": 64}, {"num_slots": 700, "num_nodes": 16}, {"num_groups": 6},
+     {"size": 128}, {"num_heads": 1, "num_groups": 1}, {"num_rows": 1, "num_slots": 1}],
 )  # fmt: skip
 @torch.no_grad()
 def test_equals_sdpa(native, shape):
     query, key, value, mask = states(**shape)
     num_groups = query.shape[1] // key.shape[1]
     assert native.serves(query, key, value)
-    outputs = native.run(query, key, value, native.as_panels(mask, num_groups), 0.3)
-    assert outputs.is_contiguous()
-    assert (outputs - expected(query, key, value, mask, 0.3)).abs().max() < 5e-6
-    unmasked = native.run(query, key, value, None, 0.3)
-    assert (unmasked - expected(query, key, value, None, 0.3)).abs().max() < 5e-6
-
-
-@torch.no_grad()
-def test_masks_of_seen_keys_are_read_as_added_ones(native):
-    *_, mask = states(num_nodes=17)
-    assert native.as_panels(mask == 0, 3).equal(native.as_panels(mask, 3))
+    for seen in (mask, mask[:1], None):  # One mask may serve all rows.
+        panels = None if seen is None else native.as_panels(seen, num_groups)
+        outputs = native.run(query, key, value, panels, 0.3)
+        assert outputs.is_contiguous()
+        assert (outputs - expected(query, key, value, seen, 0.3)).abs().max() < 5e-6
+    assert native.as_panels(mask == 0, num_groups).equal(native.as_panels(mask, num_groups))
 
 
 def attend(attention, rotary, mask, num_rows):
@@ -148,14 +143,6 @@ def test_bfloat16(native, shape):
     exact = expected(query, key, value, mask, 0.3)
     tolerance = 0.5 * 2**-7 * exact.abs() + 1e-4
     assert ((outputs - exact).abs() <= tolerance).all()
-
-
-@torch.no_grad()
-def test_one_mask_serves_all_rows(native):
-    query, key, value, mask = states()
-    panels = native.as_panels(mask[:1], 3)
-    outputs = native.run(query, key, value, panels, 0.3)
-    assert (outputs - expected(query, key, value, mask[:1], 0.3)).abs().max() < 5e-6
 
 
 @torch.no_grad()

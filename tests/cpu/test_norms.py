@@ -38,13 +38,8 @@ def test_norms_equal_the_modules_own(native, kind, size, dtype):
     plain = copy.deepcopy(norm)
     serve_norms(norm, native)
     assert is_served(norm)
-    for inputs in (
-        torch.randn(size),
-        torch.randn(0, size),
-        torch.randn(5, 3, size).transpose(0, 1),
-        torch.zeros(2, size),
-    ):
-        inputs = inputs.to(dtype)
+    given = torch.randn(size), torch.randn(0, size), torch.randn(5, 3, size).transpose(0, 1), torch.zeros(2, size)
+    for inputs in (each.to(dtype) for each in given):
         torch.testing.assert_close(norm(inputs), plain(inputs))
         assert norm(inputs).shape == inputs.shape
     assert norm(torch.full((2, size), torch.nan, dtype=dtype)).isnan().all()
@@ -76,49 +71,14 @@ def test_gradients_autocast_and_other_dtypes_run_as_before(native):
             norm(torch.randn(2, 7))
 
 
-class Elsewhere(LlamaRMSNorm):
-    def forward(self, hidden_states, gate):
-        return super().forward(hidden_states) * gate
-
-
-class MaybeGated(LlamaRMSNorm):
-    """As Mamba-2's: without a gate it is the plain norm."""
-
-    def forward(self, hidden_states, gate=None):
-        return super().forward(hidden_states if gate is None else hidden_states * gate)
-
-
-class SelfGated(LlamaRMSNorm):
-    """As Kimi Linear's, which fails without its gate."""
-
-    def forward(self, hidden_states, gate=None):
-        return super().forward(hidden_states) * gate.sigmoid()  # pyright: ignore[reportOptionalMemberAccess]
-
-
 @torch.no_grad()
 def test_other_norms_are_left_alone(native):
-    gemma = GemmaRMSNorm(8, eps=1e-5)
+    gemma, hooked, zeros = GemmaRMSNorm(8, eps=1e-5), LlamaRMSNorm(8), LlamaRMSNorm(8)
     gemma.weight.normal_()
-    hooked = LlamaRMSNorm(8)
     hooked.forward = hooked.forward
-    others = [
-        gemma,
-        hooked,
-        Elsewhere(8),
-        MaybeGated(8),
-        SelfGated(8),
-        nn.LayerNorm(8, bias=False),
-        nn.LayerNorm(8),
-        nn.RMSNorm(8),
-    ]
-    zeros = LlamaRMSNorm(8)
     zeros.weight.zero_()  # As any norm with such weights.
-    others += [
-        zeros,
-        LlamaRMSNorm(8).half(),
-        nn.RMSNorm((2, 4), eps=1e-5),
-        nn.RMSNorm(8, 1e-5, elementwise_affine=False),
-    ]
+    others = [gemma, hooked, zeros, LlamaRMSNorm(8).half(), nn.LayerNorm(8, bias=False), nn.LayerNorm(8)]
+    others += [nn.RMSNorm(8), nn.RMSNorm((2, 4), eps=1e-5), nn.RMSNorm(8, 1e-5, elementwise_affine=False)]
     for module in others:
         serve_norms(module, native)
         assert not is_served(module), module
@@ -141,6 +101,7 @@ def test_models_have_them_while_they_are_optimised():
 
 @pytest.mark.parametrize("name", ["bamba", "kimi_linear"])
 def test_hybrids_with_gated_norms(name):
+    """Mamba-2's is the plain norm where it gets no gate, Kimi Linear's fails without one."""
     model, ids = build(name), prompts(1, 12)
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     plain = model.generate(ids, **options)

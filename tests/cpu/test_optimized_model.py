@@ -14,26 +14,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 import treespec
 from treespec.cpu import linear_kernels, native
 from treespec.cpu.attention import NativeAttention
-from treespec.cpu.linear_kernels import (
-    NUM_ROWS,
-    PLAIN,
-    FastForward,
-    Packed,
-    Rounded,
-    bfloat16_kernel,
-    exact_kernels,
-    has_onednn,
-)
-from treespec.cpu.native import (
-    Bfloat16Linear,
-    Int8Linear,
-    NativeError,
-    NativeLinear,
-    NativeNorm,
-    bfloat16_linear,
-    int8_linear,
-    native_linear,
-)
+from treespec.cpu.linear_kernels import NUM_ROWS, PLAIN, FastForward, Packed, Rounded, bfloat16_kernel, exact_kernels
+from treespec.cpu.native import Bfloat16Linear, Int8Linear, NativeError, NativeLinear, NativeNorm
 from treespec.drafters import SuffixLookup
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.hf.machine import processor
@@ -109,12 +91,12 @@ def test_every_vector_width_multiplies(flag, library, tmp_path, monkeypatch):
     assert (attended - expected.transpose(1, 2)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("product", [native_linear, int8_linear, bfloat16_linear])
+@pytest.mark.parametrize("product", [native.native_linear, native.int8_linear, native.bfloat16_linear])
 @pytest.mark.parametrize("size", [24, 500])
 @torch.no_grad()
 def test_native_rows_do_not_depend_on_their_number(library, product, size):
     torch.manual_seed(0)
-    dtype = torch.bfloat16 if product is bfloat16_linear else torch.float32
+    dtype = torch.bfloat16 if product is native.bfloat16_linear else torch.float32
     layers = nn.Sequential(nn.Linear(size, 50), nn.Linear(50, 8, bias=False)).requires_grad_(False).to(dtype)
     inputs = torch.randn(64, size).to(dtype)
     use(layers, product(library))
@@ -122,7 +104,7 @@ def test_native_rows_do_not_depend_on_their_number(library, product, size):
     assert all(layers(inputs[: count + 1])[count].equal(whole[count]) for count in range(64))
 
 
-@pytest.mark.parametrize("product", [native_linear, int8_linear])
+@pytest.mark.parametrize("product", [native.native_linear, native.int8_linear])
 @torch.no_grad()
 def test_graphs_of_torch_compile_hold_the_native_product(layers, library, product):
     """As an operator, with the weights as they are at the call; unpacked ones are left to the compiler."""
@@ -172,7 +154,7 @@ def test_bfloat16_sums_are_float32_and_rounded_to_the_nearest(library):
     torch.manual_seed(0)
     weight, inputs, bias = torch.randn(70, 500), torch.randn(40, 500), torch.randn(70)
     weight, inputs, bias = weight.bfloat16(), inputs.bfloat16(), bias.bfloat16()
-    product = bfloat16_linear(library)
+    product = native.bfloat16_linear(library)
     outputs = product.run(inputs, product.pack(weight), bias, 70)
     exact = inputs.double() @ weight.double().T + bias.double()
     assert (outputs != exact.bfloat16()).float().mean() < 1e-3
@@ -231,7 +213,7 @@ def test_restore_and_optimising_twice(layers):
 def test_weights_changed_through_data_are_packed_again(layers, library, write):
     """They raise no version."""
     inputs = torch.randn(3, 24)
-    use(layers, native_linear(library))
+    use(layers, native.native_linear(library))
     before = layers(inputs)
     for layer in layers:
         changed = layer.weight.data + 0.1 * torch.randn(layer.weight.shape)
@@ -253,12 +235,9 @@ def test_merged_adapters_are_seen(folder):
     torch.manual_seed(0)
     model = peft.get_peft_model(tiny_llama(), config)
     expected = model(ids).logits
-    treespec.optimize(model)
-    assert (model(ids).logits - expected).abs().max() < 1e-4 * expected.std()
-    model.merge_adapter()
-    assert (model(ids).logits - expected).abs().max() < 1e-4 * expected.std()
-    model.unmerge_adapter()
-    assert (model(ids).logits - expected).abs().max() < 1e-4 * expected.std()
+    for change in (lambda: treespec.optimize(model), model.merge_adapter, model.unmerge_adapter):
+        change()
+        assert (model(ids).logits - expected).abs().max() < 1e-4 * expected.std()
 
 
 @pytest.mark.parametrize("later", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -321,22 +300,22 @@ def test_bfloat16_is_the_user_s_choice_and_leaves_the_head(folder):
     assert logits.dtype == torch.float32
     assert 0 < (logits - expected).abs().max() < 0.1 * expected.std()
     assert model(ids).logits.equal(expected)
-    kernel = Packed() if has_onednn(torch.bfloat16) else bfloat16_kernel(folder)
+    kernel = Packed() if linear_kernels.has_onednn(torch.bfloat16) else bfloat16_kernel(folder)
     assert Rounded(kernel).pack(model.lm_head.weight).dtype == torch.bfloat16
 
 
 def test_which_kernel_bfloat16_takes(library, monkeypatch):
     """Matrix units, where oneDNN can use them; the native product; without a compiler oneDNN; else an error."""
     monkeypatch.setattr(linear_kernels, "has_onednn", lambda dtype: True)
-    monkeypatch.setattr("treespec.cpu.linear_kernels.processor", lambda: "flags : avx512f amx_bf16")
+    monkeypatch.setattr(linear_kernels, "processor", lambda: "flags : avx512f amx_bf16")
     assert isinstance(bfloat16_kernel(library), Packed)
-    monkeypatch.setattr("treespec.cpu.linear_kernels.processor", lambda: "flags : avx512f")
+    monkeypatch.setattr(linear_kernels, "processor", lambda: "flags : avx512f")
     assert isinstance(bfloat16_kernel(library), Bfloat16Linear)
 
     def refuse(_):
         raise NativeError("no C++ compiler found")
 
-    monkeypatch.setattr("treespec.cpu.linear_kernels.bfloat16_linear", refuse)
+    monkeypatch.setattr(linear_kernels, "bfloat16_linear", refuse)
     assert isinstance(bfloat16_kernel(library), Packed)
     monkeypatch.setattr(linear_kernels, "has_onednn", lambda dtype: False)
     with pytest.raises(NativeError, match="compiler"):
@@ -411,19 +390,15 @@ def test_a_compiler_whose_library_does_not_load_is_followed_by_the_next(library,
     assert len(calls) == num_calls > 2, "what cannot be loaded is not compiled again"
 
 
-def test_without_a_compiler_the_native_kernel_is_missing(tmp_path, monkeypatch):
+def test_a_missing_compiler_and_one_that_fails_are_said(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(NativeError, match="no C\\+\\+ compiler"):
         NativeLinear(tmp_path)
-
-
-def test_a_compiler_that_fails_is_said(tmp_path, monkeypatch):
     script = tmp_path / "bad"
     script.write_text("#!/bin/sh\necho it is broken >&2\nexit 1\n")
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
-    monkeypatch.setenv("PATH", str(tmp_path))  # No other one.
     with pytest.raises(NativeError, match="it is broken"):
         NativeLinear(tmp_path / "made")
 

@@ -1,4 +1,4 @@
-"""Packed linear layers: equal to plain ones up to rounding, undone without a trace, never stale."""
+"""Packed linear layers: those of `optimize` by one kernel, without a measurement (test_optimized_model.py)."""
 
 import subprocess
 import sys
@@ -10,74 +10,18 @@ from torch import nn
 
 from treespec import TreespecError
 from treespec.cpu import prepack_linears
+from treespec.cpu.linear_kernels import FastForward
 
 
-@pytest.fixture
-def layers() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(24, 16), nn.Linear(16, 8, bias=False)).requires_grad_(False)
-
-
-@pytest.mark.parametrize("shape", [(24,), (0, 24), (1, 24), (2, 5, 24), (2, 3, 7, 24)])
-@torch.no_grad()
-def test_outputs_equal_plain_layers(layers, shape):
-    inputs = torch.randn(shape)
-    expected = layers(inputs)
-    with prepack_linears(layers):
-        assert torch.allclose(layers(inputs), expected, atol=1e-6)
-
-
-@torch.no_grad()
-def test_inputs_may_be_strided(layers):
-    inputs = torch.randn(5, 2, 48)[..., ::2].transpose(0, 1)
-    expected = layers(inputs)
-    with prepack_linears(layers):
-        assert torch.allclose(layers(inputs), expected, atol=1e-6)
-
-
-def test_leaving_the_block_restores_every_layer(layers):
-    packed = prepack_linears(layers)
-    assert packed.num_layers == 2
-    assert all("forward" in vars(layer) for layer in layers)
-    packed.restore()
-    assert not any("forward" in vars(layer) for layer in layers)
-
-
-@torch.no_grad()
-def test_changed_weights_are_packed_again(layers):
-    inputs = torch.randn(3, 24)
-    with prepack_linears(layers):
-        before = layers(inputs)
-        layers[0].weight.mul_(2)
-        changed = layers(inputs)
-        layers[0].weight = nn.Parameter(torch.randn(16, 24), requires_grad=False)
-        replaced = layers(inputs)
-    assert not torch.allclose(before, changed)
-    assert torch.allclose(layers(inputs), replaced, atol=1e-6)
-
-
-def test_gradients_still_flow(layers):
-    layers.requires_grad_(True)
-    with prepack_linears(layers):
-        layers(torch.randn(3, 24)).sum().backward()
-    assert all(layer.weight.grad is not None for layer in layers)
-
-
-def test_other_layers_stay_as_they_are():
+def test_other_layers_and_packed_ones_stay_as_they_are():
     class Own(nn.Linear):
         pass
 
     mixed = nn.Sequential(nn.Linear(4, 4), Own(4, 4), nn.Linear(4, 4).double(), nn.Conv1d(4, 4, 1))
     with prepack_linears(mixed) as packed:
         assert packed.num_layers == 1
-        assert prepack_is_refused(mixed)
-
-
-def prepack_is_refused(model: nn.Module) -> bool:
-    """What is packed already is not packed twice."""
-    with pytest.raises(TreespecError, match="no float32"):
-        prepack_linears(model)
-    return True
+        with pytest.raises(TreespecError, match="no float32"):
+            prepack_linears(mixed)
 
 
 @torch.no_grad()
@@ -86,8 +30,10 @@ def test_a_model_generates_the_same():
     plain = model(ids).logits
     expected = model.generate(ids, max_new_tokens=12, do_sample=False)
     with prepack_linears(model):
+        assert isinstance(vars(model.lm_head)["forward"], FastForward)
         assert (model(ids).logits - plain).abs().max() < 1e-4
         assert model.generate(ids, max_new_tokens=12, do_sample=False).equal(expected)
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 @pytest.mark.slow  # Importing takes five seconds.

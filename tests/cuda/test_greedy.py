@@ -4,13 +4,12 @@ import warnings
 
 import pytest
 from helpers import mtp_files, zoo
-from helpers.gpu import DEVICE, on, pair, placed
+from helpers.gpu import DEVICE, on, placed
 from helpers.medusa_files import random_heads
 from helpers.tiny import padded, prompt, tiny_llama
 from helpers.wrong_heads import METHODS, write
-from test_matrix import POLICIES
 
-from treespec import SuffixLookup, TokenRecycling, TreeSpeculation, load_drafter, load_mtp
+from treespec import TreeSpeculation, load_drafter, load_mtp
 from treespec.errors import TreespecWarning
 from treespec.heads import Medusa
 from treespec.lab.selftest.drafters import Planted
@@ -18,11 +17,6 @@ from treespec.protocols import Capability
 
 GREEDY = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
 INPUTS = {"one row": {"input_ids": prompt()}, "a padded batch": padded(prompt(3, 14), [0, 5, 2])}
-
-
-@pytest.fixture(scope="module")
-def models():
-    return pair()
 
 
 def check(model, speculation, inputs, **options):
@@ -50,42 +44,6 @@ def test_every_architecture(architecture):
         got = model.generate(**inputs, **options, custom_generate=speculation)
     assert got.tolist() == plain.tolist()
     assert speculation.stats.num_accepted_tokens > 0
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", INPUTS)
-def test_attentions(name, attention):
-    model = placed(zoo.build("mistral", attention))
-    check(model, TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8), INPUTS[name])
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy(models, policy):
-    target, draft = models
-    stats = check(target, TreeSpeculation(draft, tree=POLICIES[policy]()), INPUTS["a padded batch"])
-    assert stats.num_draft_tokens > 0
-
-
-TABLES = {
-    "recycling": lambda draft: TokenRecycling(),
-    "suffix": lambda draft: SuffixLookup(),
-    "merged tables": lambda draft: [TokenRecycling(), SuffixLookup()],
-    "merged with a model": lambda draft: [draft, TokenRecycling(), SuffixLookup()],
-}
-
-
-@pytest.mark.parametrize("name", INPUTS)
-@pytest.mark.parametrize("tree", ["auto", 8])
-@pytest.mark.parametrize("drafter", TABLES)
-def test_tables_and_merges(models, drafter, tree, name):
-    target, draft = models
-    stats = check(target, TreeSpeculation(TABLES[drafter](draft), tree=tree), INPUTS[name])
-    assert tree == "auto" or stats.num_accepted_tokens > 0
-
-
-def test_the_default_with_a_draft_model(models):
-    target, draft = models
-    check(target, TreeSpeculation(draft), INPUTS["a padded batch"])
 
 
 def head(kind, folder, target):

@@ -7,9 +7,7 @@ import torch
 from helpers.gpu import CPU, DEVICE, IS_GPU, on, pair, placed
 from helpers.tiny import noisy_copy, padded, prompt, tiny_llama
 
-import treespec
 from treespec import KAry, SuffixLookup, TokenRecycling, TreeSpeculation
-from treespec.speedup import kernels
 
 GREEDY = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
 INPUTS = padded(prompt(3, 14), [0, 5, 2])
@@ -71,25 +69,6 @@ def test_the_users_default_device_changes_nothing():
                 assert decode(target, TreeSpeculation(drafter, tree=tree)) == expected
     finally:
         torch.set_default_device(None)
-
-
-def test_speed_up(monkeypatch):
-    """What helps a CPU alone is left out, no token changes, and it can be undone."""
-    monkeypatch.setattr(kernels, "load_library", lambda folder, is_background: None)
-    model = placed(tiny_llama(num_layers=8))
-    plain = decode(model)
-    speculation = treespec.speed_up(model)
-    for _ in range(3):
-        assert decode(model, speculation) == plain
-    assert str(speculation)
-    speculation.restore()
-    assert decode(model) == plain
-
-
-def test_the_self_test_passes():
-    target, draft = pair()
-    report = treespec.check(target, TreeSpeculation(draft, tree=6))
-    assert report.is_right, str(report)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -5,7 +5,7 @@ import torch
 from helpers.gpu import DEVICE, on, pair
 from helpers.tiny import padded, prompt
 
-from treespec import KAry, SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.hf import make_draft_model
 
 GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
@@ -29,28 +29,6 @@ def fresh_compiler():
     torch.compiler.reset()
     yield
     torch.compiler.reset()
-
-
-@pytest.mark.parametrize("name", INPUTS)
-@pytest.mark.parametrize("drafter", ["model", "tables"])
-def test_the_targets_static_cache(models, drafter, name):
-    target, draft = models
-    inputs = on(DEVICE, INPUTS[name])
-    speculation = TreeSpeculation(draft if drafter == "model" else [TokenRecycling(), SuffixLookup()], tree=8)
-    plain = target.generate(**inputs, **GREEDY).tolist()
-    for _ in range(2):
-        out = target.generate(**inputs, **GREEDY, cache_implementation="static", custom_generate=speculation)
-        assert out.tolist() == plain
-
-
-@pytest.mark.parametrize("name", INPUTS)
-def test_the_drafts_static_cache(models, name):
-    target, draft = models
-    inputs, drafter = on(DEVICE, INPUTS[name]), make_draft_model(draft, static_cache_len=80)
-    plain = target.generate(**inputs, **GREEDY).tolist()
-    for tree in (8, KAry((2, 2))):
-        out = target.generate(**inputs, **GREEDY, custom_generate=TreeSpeculation(drafter, tree=tree))
-        assert out.tolist() == plain
 
 
 @compiled

@@ -1,7 +1,5 @@
 """A tensor parallel model decodes as one process does: the same tokens on every rank, and no rank waits in vain."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

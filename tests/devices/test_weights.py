@@ -1,7 +1,5 @@
 """Models whose weights are offloaded to memory or disk decode as ever; what they cost and hold is known."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch

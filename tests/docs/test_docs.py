@@ -80,11 +80,8 @@ def test_snippets_of_migrate_run_in_order() -> None:
     assert len([eval(cell, scope) for cell in cells]) >= 5
 
 
-def test_snippets_of_exactness_run() -> None:
+def test_snippets_of_exactness_run_and_the_lossy_rules_are_named_as_such() -> None:
     assert run_page("exactness.md")["result"].error == 0
-
-
-def test_the_lossy_rules_are_named_as_such() -> None:
     sentence = (DOCS / "exactness.md").read_text().split("**Three rules are lossy**")[1].split("change the output")[0]
     assert set(re.findall(r"`(\w+)`", sentence)) == {name for name, rule in RULES.items() if not rule.is_lossless}
 
@@ -128,6 +125,11 @@ def test_a_page_opens_with_words_and_a_snippet(page: Path) -> None:
     assert opening[1] in ("python", "sh")
 
 
+def commands_in(script: str) -> list[list[str]]:
+    lines = script.replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("treespec ")]
+
+
 def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("prompts", "openings", "sql"):
@@ -135,11 +137,12 @@ def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None
     for name in ("question.txt", "prompts.txt", "setting.json", "study.yaml"):
         (tmp_path / name).touch()
     blocks = [block for page in PAGES for block in re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.DOTALL)]
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("treespec ")]
+    commands = commands_in("\n".join(blocks))
+    recipe = commands_in((ROOT / "recipes" / "smollm2_head" / "head.sh").read_text())
     group: Any = typer.main.get_command(app)
     assert {name for name, *_ in commands} == set(group.commands) - {"export"}, "each has its lines on a page"
-    for name, *arguments in commands:
+    assert [name for name, *_ in recipe] == ["write"] * 3 + ["train"] * 4
+    for name, *arguments in (*commands, *recipe):
         command = group.commands[name]
         if hasattr(command, "commands"):  # trace record, ...
             name, *arguments = arguments

@@ -1,13 +1,11 @@
 """Drafters survive steps in which they are not asked: what they propose afterwards is right."""
 
 import pytest
-import torch
 from helpers import dflash_files, eagle3_files, eagle_files
 from helpers.head_runs import check_distributions, left_padded, make, run
-from helpers.tiny import noisy_copy, prompt, tiny_llama
+from helpers.tiny import identical, noisy_copy, prompt, tiny_llama
 
-import treespec
-from treespec import BestFirst, Control, KAry
+from treespec import BestFirst, Chain, Control, KAry, TreeSpeculation
 from treespec.drafters import SuffixLookup, TokenRecycling
 from treespec.drafters.registry import DRAFTERS as REGISTERED
 
@@ -57,11 +55,8 @@ def test_heads_read_what_they_missed(tmp_path, target, made, do_sample):
 
 def test_a_draft_model_catches_up(target):
     """The target drafts for itself: all that it selects is accepted."""
-    speculation = treespec.TreeSpeculation(noisy_copy(target, noise=0.0), tree=NowAndThen(treespec.Chain(2)))
-    inputs = {"max_new_tokens": 30, "do_sample": False}
-    out = target.generate(prompt(2), **inputs, custom_generate=speculation)
-    assert torch.equal(out, target.generate(prompt(2), **inputs))
-    assert speculation.stats.draft_acceptance_rate == 1
+    speculation = TreeSpeculation(noisy_copy(target, noise=0.0), tree=NowAndThen(Chain(2)))
+    assert identical(target, prompt(2), speculation, max_new_tokens=30).draft_acceptance_rate == 1
 
 
 DRAFTERS = {
@@ -73,8 +68,5 @@ DRAFTERS = {
 
 @pytest.mark.parametrize("make_drafter", DRAFTERS.values(), ids=DRAFTERS)
 def test_the_output_stays_the_targets(target, make_drafter):
-    inputs = {**left_padded([9, 4]), "max_new_tokens": 24, "do_sample": False}
-    speculation = treespec.TreeSpeculation(make_drafter(target), tree=NowAndThen(BestFirst(6)))
-    out = target.generate(**inputs, custom_generate=speculation)
-    assert torch.equal(out, target.generate(**inputs))
-    assert speculation.stats.num_draft_tokens > 0
+    speculation = TreeSpeculation(make_drafter(target), tree=NowAndThen(BestFirst(6)))
+    assert identical(target, left_padded([9, 4]), speculation, max_new_tokens=24).num_draft_tokens > 0

@@ -114,20 +114,6 @@ def test_a_json_schema_after_a_thinking_block():
     assert json.loads(answer[answer.index("{") :])["age"] in (7, 42)
 
 
-def test_everything_is_allowed_before_the_marker():
-    state = AfterState(Rising(), marker_of([3, 5], None))
-    for token in (60, 3, 3):
-        state.advance(token)
-        assert bool(state.mask().all())
-    other = state.fork()
-    state.advance(5)
-    other.advance(4)
-    assert state.mask().equal(Rising().mask())
-    assert bool(other.mask().all())
-    state.fork().advance(7)
-    assert state.mask().equal(Rising().mask())
-
-
 @pytest.mark.parametrize(("make", "size"), [(byte_level, 300), (byte_fallback, 600)])
 @pytest.mark.parametrize("marker", ["</think>", "◁/think▷", "思考", " so:", "\n\n"])
 def test_a_text_is_found_however_many_tokens_spell_it(make, size, marker):

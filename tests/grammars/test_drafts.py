@@ -4,17 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers.grammars import (
-    Rising,
-    Sometimes,
-    SometimesRising,
-    Spelled,
-    check_constrained,
-    constrained,
-    constrained_distribution,
-    drafted_texts,
-    is_rising,
-)
+from helpers.grammars import Sometimes, SometimesRising, Spelled, check_constrained, constrained_distribution
 from helpers.tiny import padded, prompt
 from transformers import LogitsProcessorList
 
@@ -25,23 +15,6 @@ from treespec.hf import GrammarProcessor, make_scorer
 from treespec.literature import AdaptiveChain
 from treespec.policies import Chain
 from treespec.testing import g_test
-
-
-@pytest.mark.parametrize("children", ["selected", "without_replacement", "iid"])
-def test_sampled_texts_and_drafts_are_in_the_grammar(target, draft, children):
-    speculation = TreeSpeculation(draft, tree=BestFirst(8, children=children), seed=0, record_steps=True)
-    processor, inputs = GrammarProcessor(Rising()), {"input_ids": prompt(4)}
-    out = constrained(target, inputs, processor, do_sample=True, custom_generate=speculation)[:, 12:].tolist()
-    assert all(map(is_rising, [*out, *drafted_texts(speculation, 4)]))
-    assert speculation.stats.num_accepted_tokens > 0
-
-
-def test_lookups_propose_nothing_that_is_forbidden(target):
-    speculation = TreeSpeculation(TokenRecycling(), tree=8, record_steps=True)
-    processor, inputs = GrammarProcessor(Rising()), {"input_ids": prompt(2)}
-    check_constrained(target, inputs, processor, speculation, times=2)
-    assert speculation.stats.num_draft_tokens > 0
-    assert all(map(is_rising, drafted_texts(speculation, 2)))
 
 
 @pytest.mark.parametrize("policy", [8, AdaptiveChain(4)], ids=["tree", "chain"])

@@ -5,9 +5,9 @@ import re
 
 import pytest
 import torch
+from helpers.text_tokenizers import byte_level
 from helpers.tiny import noisy_copy, tiny_llama
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LogitsProcessorList, PreTrainedTokenizerFast
+from transformers import LogitsProcessorList
 
 from treespec import TokenRecycling, TreeSpeculation
 from treespec.errors import ConfigError
@@ -20,22 +20,18 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-END, PADDING = 256, 257
+SIZE, END, PADDING = 259, 2, 0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def tokenizer():
-    """One token per byte in the byte-level spelling, an end and padding."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {letter: i for i, letter in enumerate(letters)} | {"<eos>": END, "<pad>": PADDING}
-    fast = Tokenizer(models.BPE(vocab, []))
-    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<eos>", pad_token="<pad>")
+    """Three special tokens, and one per byte in the byte-level spelling."""
+    return byte_level(SIZE)
 
 
 def xgrammar_of(tokenizer, kind):
     xgrammar = pytest.importorskip("xgrammar")
-    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=258, stop_token_ids=[END])
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=SIZE, stop_token_ids=[END])
     compiler = xgrammar.GrammarCompiler(info)
     if kind == "json-schema":
         return compiler.compile_json_schema(json.dumps(SCHEMA), any_whitespace=False)
@@ -54,14 +50,14 @@ def llguidance_of(tokenizer, kind):
         "regex": lambda: LLMatcher.grammar_from_regex(PATTERN),
         "grammar": lambda: LLMatcher.grammar_from_lark('start: "a" start "b" | "c"'),
     }[kind]()
-    return LLMatcher(from_tokenizer(tokenizer, n_vocab=258, eos_token=END), grammar)
+    return LLMatcher(from_tokenizer(tokenizer, n_vocab=SIZE, eos_token=END), grammar)
 
 
 def outlines_of(tokenizer, kind):
     outlines_core = pytest.importorskip("outlines_core")
     of_schema = outlines_core.json_schema.build_regex_from_schema
     pattern = of_schema(json.dumps(SCHEMA), whitespace_pattern="") if kind == "json-schema" else PATTERN
-    tokens = {tokenizer.decode([i]): [i] for i in range(256) if len(tokenizer.decode([i])) == 1}
+    tokens = {tokenizer.decode([i]): [i] for i in range(3, SIZE) if len(tokenizer.decode([i])) == 1}
     return outlines_core.Index(pattern, outlines_core.Vocabulary(END, {t: i for t, i in tokens.items() if t.isascii()}))
 
 
@@ -106,8 +102,8 @@ CASES = [
 @pytest.mark.parametrize(("make", "kind"), CASES, ids=[f"{make.__name__[:-3]}-{kind}" for make, kind in CASES])
 def test_packages(tokenizer, make, kind):
     processor = GrammarProcessor(make(tokenizer, kind))
-    target = tiny_llama(258, max_position_embeddings=256)
-    inputs = tokenizer(["Ada is", "someone else"], return_tensors="pt", padding=True, padding_side="left")
+    target = tiny_llama(SIZE, max_position_embeddings=256)
+    inputs = tokenizer(["Ada is", "someone else"], return_tensors="pt", padding=True)
     options = {"max_new_tokens": 140, "eos_token_id": END, "pad_token_id": PADDING}
     options["logits_processor"] = LogitsProcessorList([processor])
     plain = target.generate(**inputs, **options, do_sample=False)
@@ -133,14 +129,11 @@ def test_an_enforcer_for_all_calls_keeps_no_texts(tokenizer):
     assert enforcer.prefix_states == {}
 
 
-def test_what_is_not_a_parser_or_has_no_end_is_refused(tokenizer):
+def test_what_is_not_a_grammar_or_has_no_end_is_refused(tokenizer):
+    with pytest.raises(ConfigError, match=r"fork\(\), advance\(token\) and mask\(\), got str"):
+        GrammarProcessor("[a-z]+")
     enforcer = pytest.importorskip("lmformatenforcer")
     with pytest.raises(ConfigError, match=r"CharacterLevelParser.*got str"):
         token_enforcer("[a-z]+", tokenizer)
     with pytest.raises(ConfigError, match=r"the ends \[\]"):
         token_enforcer(enforcer.RegexParser("[a-z]+"), tokenizer, end_tokens=[])
-
-
-def test_an_object_that_is_not_a_grammar_is_refused():
-    with pytest.raises(ConfigError, match=r"fork\(\), advance\(token\) and mask\(\), got str"):
-        GrammarProcessor("[a-z]+")

@@ -8,3 +8,10 @@ from treespec.commands import app
 def invoke(*arguments, **options):
     """`treespec` with these arguments."""
     return CliRunner().invoke(app, list(map(str, arguments)), **options)
+
+
+def succeed(*arguments, **options):
+    """What it prints where it ends well."""
+    done = invoke(*arguments, **options)
+    assert done.exit_code == 0, done.output
+    return done

@@ -75,7 +75,11 @@ class PlainEagle3(PlainHead):
         if self._text is not states:
             self._text, self._passes = states, {}
         _, output = self._pass(tuple(path), tokens[first + 1 :], first)
-        return self.over_vocabulary(self.lm_head @ self.norm(output, "norm")[0])
+        return self.over_vocabulary(self.lm_head @ self._read(output)[0])
+
+    def _read(self, output):
+        """What the output head reads."""
+        return self.norm(output, "norm")
 
     def _pass(self, path, text, first):
         """The features that a pass reads and its last output [1, H]; passes are kept, as siblings have one parent."""

@@ -1,10 +1,8 @@
 """Random EAGLE heads in two formats, SafeAILab's and the speculators library's, and a slow plain reading of them."""
 
-from typing import Any
-
 import torch
-from helpers.eagle3_files import SAFEAILAB
-from helpers.head_files import PlainHead, draw, layer_keys, layer_sizes, speculators_keys, write_files
+from helpers.eagle3_files import SAFEAILAB, PlainEagle3
+from helpers.head_files import draw, layer_keys, layer_sizes, speculators_keys, write_files
 
 
 def shape(**options):
@@ -42,27 +40,14 @@ def write(folder, made, tensors, format_name):
     return write_files(folder, config | made["flags"], tensors)
 
 
-class PlainEagle(PlainHead):
-    """Every pass reads the whole text again."""
+class PlainEagle(PlainEagle3):
+    """Every pass reads the whole text again, and states as they are."""
 
-    _text: Any = None
+    def _read(self, output):
+        return output
 
-    def logits(self, states, tokens, path, first=0):
-        """float64 [V] after the drafted tokens `path`.
-
-        states: [n - 1 - first, H], the target's before each of `tokens[first + 1:]`; positions from `first`.
-        """
-        if self._text is not states:
-            self._text, self._passes = states, {}
-        _, output = self._pass(tuple(path), tokens[first + 1 :], first)
-        return self.over_vocabulary(self.lm_head @ output[0])
-
-    def _pass(self, path, text, first):
-        """The states that a pass reads and its last output [1, H]; passes are kept, as siblings have one parent."""
-        if path not in self._passes:
-            states = torch.cat(self._pass(path[:-1], text, first)) if path else self._text.double()
-            self._passes[path] = states, self._layers(states, [*text, *path], first)[-1:]
-        return self._passes[path]
+    def _fuse(self, states):
+        return states
 
     def _layers(self, states, tokens, first):
         states = self.linear(torch.cat([self.embedding[tokens], states], -1), "fc")

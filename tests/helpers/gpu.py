@@ -3,8 +3,6 @@
 `TREESPEC_CUDA_AS=cpu` (or `pretend:0`) runs on another device what needs no GPU, to try a test out.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

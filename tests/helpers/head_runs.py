@@ -8,7 +8,7 @@ from helpers.head_files import SPECULATORS
 from helpers.tiny import prompt
 
 from treespec import TreeSpeculation, load_drafter
-from treespec.heads import DFlash, Eagle, Eagle3, Medusa, PEagle
+from treespec.heads import Medusa
 
 
 @dataclass
@@ -34,26 +34,6 @@ class Recorded:
         return trees
 
 
-class RecordedEagle3(Recorded, Eagle3):
-    pass
-
-
-class RecordedDFlash(Recorded, DFlash):
-    pass
-
-
-class RecordedEagle(Recorded, Eagle):
-    pass
-
-
-class RecordedPEagle(Recorded, PEagle):
-    pass
-
-
-class RecordedMedusa(Recorded, Medusa):
-    pass
-
-
 def make(folder, target, made, format_name=SPECULATORS, seed=0, **options):
     """A recorded drafter of random files, and the plain reading of the same files.
 
@@ -64,19 +44,23 @@ def make(folder, target, made, format_name=SPECULATORS, seed=0, **options):
         size = made["medusa"]["vocab_size"]
         ids = torch.randperm(64, generator=torch.Generator().manual_seed(seed))[:size] if size < 64 else None
         heads = medusa_files.random_heads(**made["medusa"], seed=seed, token_map=ids)
-        return RecordedMedusa(heads), medusa_files.PlainMedusa(heads)
+        return recorded(Medusa)(heads), medusa_files.PlainMedusa(heads)
     if "block" in made:
-        files, recorded, plain = dflash_files, RecordedDFlash, dflash_files.PlainDFlash
+        files, plain = dflash_files, dflash_files.PlainDFlash
     elif "is_eagle" in made:
-        files, recorded, plain = eagle_files, RecordedEagle, eagle_files.PlainEagle
-    elif "mask_token" in made:
-        files, recorded, plain = eagle3_files, RecordedPEagle, eagle3_files.PlainPEagle
+        files, plain = eagle_files, eagle_files.PlainEagle
     else:
-        files, recorded, plain = eagle3_files, RecordedEagle3, eagle3_files.PlainEagle3
+        files = eagle3_files
+        plain = eagle3_files.PlainPEagle if "mask_token" in made else eagle3_files.PlainEagle3
     tensors = files.random_tensors(made, seed)
     folder = files.write(folder, made, tensors, format_name)
     loaded = load_drafter(folder, target, hidden_layers=made["hidden_layers"] if files is eagle3_files else None)
-    return recorded(loaded.head, loaded.hidden_layers, **options), plain(made, tensors, target)
+    return recorded(type(loaded))(loaded.head, loaded.hidden_layers, **options), plain(made, tensors, target)
+
+
+def recorded(kind):
+    """A kind of drafters, recorded."""
+    return type(f"Recorded{kind.__name__}", (Recorded, kind), {})
 
 
 def left_padded(lengths, seed=5):

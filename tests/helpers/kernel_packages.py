@@ -5,8 +5,6 @@ transformers chooses between a package and its own code while it imports a model
 a model from a second copy of a file, imported while the stand-ins are there.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import sys

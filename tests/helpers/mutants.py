@@ -1,7 +1,5 @@
 """Known mistakes in verification rules, most of them one changed line of a rule's own source."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from itertools import accumulate

@@ -10,8 +10,6 @@ Tests are written for the CPU. With the variable set
 Calls from treespec's code are left as they are: there a mixture of devices is a failure.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers.accelerator.nested import tensors_in
+from helpers.accelerator.nested import mapped, tensors_in
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -111,7 +109,7 @@ def _with_moved_prompt(prefill: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(prefill)
     def moved(scorer: Any, *args: Any, **kwargs: Any) -> Any:
         if is_called_by_a_test():
-            args, kwargs = _mapped(lambda x: x.to(scorer.device), (args, kwargs))
+            args, kwargs = mapped(lambda x: x.to(scorer.device), (args, kwargs))
         return prefill(scorer, *args, **kwargs)
 
     return moved
@@ -127,8 +125,8 @@ def _with_moved_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
         device = next(_kept_by(model)).device
         if all(tensor.device == device for tensor in tensors_in((args, kwargs))):
             return call(model, *args, **kwargs)
-        args, kwargs = _mapped(lambda x: x.to(device), (args, kwargs))
-        return _mapped(lambda x: x.cpu(), call(model, *args, **kwargs))
+        args, kwargs = mapped(lambda x: x.to(device), (args, kwargs))
+        return mapped(lambda x: x.cpu(), call(model, *args, **kwargs))
 
     return moved
 
@@ -153,17 +151,4 @@ class MixedInTests(TorchFunctionMode):
             goal = args[0].device
         else:
             goal = there[0]
-        return func(*_mapped(lambda x: x.to(goal), args), **_mapped(lambda x: x.to(goal), kwargs))
-
-
-def _mapped(change: Callable[[Tensor], Tensor], x: Any) -> Any:
-    """`x` with each tensor in it changed; the outputs of transformers are mappings that keep their class."""
-    if isinstance(x, Tensor):
-        return change(x)
-    if isinstance(x, (tuple, list)) and any(True for _ in tensors_in(x)):
-        parts = [_mapped(change, part) for part in x]
-        return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
-    if isinstance(x, dict):
-        changed = {key: _mapped(change, value) for key, value in x.items()}
-        return changed if type(x) is dict else type(x)(**changed)
-    return x
+        return func(*mapped(lambda x: x.to(goal), args), **mapped(lambda x: x.to(goal), kwargs))

@@ -97,10 +97,7 @@ SERVED = {
         given("attention_bias attention_dropout head_dim max_window_layers draft_vocab_size rope_theta", LAYERS)
         | {"mask_token_id": 1, "norm_before_residual": False, "sliding_window": None, "use_sliding_window": False},
     ),
-    "a P-EAGLE in vLLM's words": (
-        PEAGLE,
-        given("draft_vocab_size ptd_token_id", LAYERS, parallel_drafting=True),
-    ),
+    "a P-EAGLE in vLLM's words": (PEAGLE, given("draft_vocab_size ptd_token_id", LAYERS, parallel_drafting=True)),
     "speculators' P-EAGLE": (
         PEAGLE,
         given(
@@ -155,10 +152,7 @@ SERVED = {
         DFLASH,
         given("sliding_window", QWEN3, dflash_config=given("block_size", BLOCK), use_sliding_window=True),
     ),
-    "DeepSeek's DSpark for Qwen3-8B": (
-        DFLASH,
-        given("block_size num_anchors target_model_type", QWEN3, BLOCK, DSPARK),
-    ),
+    "DeepSeek's DSpark for Qwen3-8B": (DFLASH, given("block_size num_anchors target_model_type", QWEN3, BLOCK, DSPARK)),
     "SpecForge's DSpark": (DFLASH, given("block_size", QWEN3, target_hidden_size=None, dflash_config=SPECFORGE)),
     "speculators' DFlash": (DFLASH, given(TRAINED, SPECULATORS, given("max_anchors speculators_model_type"))),
     "speculators' DSpark": (DFLASH, given(TRAINED, SPECULATORS, DSPARK, given("speculators_model_type"))),
@@ -225,11 +219,7 @@ UNSERVED = {
         (),
         r"attention over a latent .*\(kv_lora_rank\).*mtp",
     ),
-    "MLA by its tensors": (
-        LAYERS,
-        ("midlayer.self_attn.kv_b_proj.weight",),
-        r"attention over a latent .*\(midlayer",
-    ),
+    "MLA by its tensors": (LAYERS, ("midlayer.self_attn.kv_b_proj.weight",), r"attention over a latent .*\(midlayer"),
     "Hydra's for Vicuna": (given("hydra_num_heads hydra_num_layers"), (), "a Hydra head"),
     "speculators' Hydra": (given("", SPECULATORS, speculators_model_type="hydra"), (), "a Hydra head"),
     "IBM's accelerator": (

@@ -12,6 +12,7 @@ import torch
 from helpers.zoo import VOCAB_SIZE
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from treespec.hf.attention import folded
 from treespec.hf.attention import mask as mask_module
 from treespec.hf.cache import slot_cache
 from treespec.hf.cache.caches import FilledLayer, filled_layers
@@ -201,6 +202,11 @@ def _no_holes(paths, device):
     return torch.ones(len(paths), max(map(len, paths)), dtype=torch.bool)
 
 
+def _interleaved(mask, num_groups, dtype, _):
+    additive = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
+    return additive.repeat_interleave(num_groups, 2)
+
+
 PLANTED = {
     "ancestors missing": ("llama", plant(mask_module, "ancestor_mask", _own)),
     "siblings seen": ("llama", plant_mask(lambda chain, right: (chain.mask, right.position_ids))),
@@ -208,6 +214,7 @@ PLANTED = {
     "window forgotten": ("mistral", plant(mask_module, "_limit", lambda allowed, *_: allowed)),
     "window by slot": ("mistral", plant(mask_module, "_key_positions", _key_slots)),
     "compaction forgotten": ("llama", plant(slot_cache, "keep_paths", _cut_only)),
+    "folded mask in the wrong order": ("llama", plant(folded, "_made_of", _interleaved)),
     "holes forgotten": ("llama", plant(slot_cache, "path_mask", _no_holes)),
 }
 """By name, the architecture in which it shows, and what plants it."""

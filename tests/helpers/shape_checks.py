@@ -6,8 +6,6 @@ time of tests that decode: a function's first calls in a test are checked, of la
 pyright's: where a test passes a wrong one on purpose, treespec's own error must come out.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Toy targets, drafters and batches that the verification tests share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Two processes that run one tiny model together, tensor parallel over gloo, as `torchrun` would start them."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket

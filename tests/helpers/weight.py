@@ -4,8 +4,6 @@ An edge is an import that runs when a module is imported: not one inside a funct
 are all lines of a file.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Iterator

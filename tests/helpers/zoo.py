@@ -5,8 +5,6 @@ and, where the architecture has one, a sliding window of 8: shorter than the tes
 the window is noticed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -212,10 +210,7 @@ _KEYS_ONLY: tuple[Architecture, ...] = (
 STATEFUL: tuple[Architecture, ...] = (
     Architecture("bamba", _MAMBA | {"attn_layer_indices": [1]}),
     Architecture("falcon_h1", _MAMBA | {"mamba_d_ssm": 64}),
-    Architecture(
-        "granitemoehybrid",
-        _MAMBA | _EXPERTS | _HYBRID | {"shared_intermediate_size": 32},
-    ),
+    Architecture("granitemoehybrid", _MAMBA | _EXPERTS | _HYBRID | {"shared_intermediate_size": 32}),
     Architecture(
         "kimi_linear",
         MLA | _HYBRID | {"q_lora_rank": None, "head_dim": None, "linear_head_dim": 8, "linear_num_heads": 4},

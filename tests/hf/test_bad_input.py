@@ -5,20 +5,13 @@ import torch
 from helpers import checkpoints, dflash_files
 from helpers.checkpoints import with_checkpoint
 from helpers.tiny import noisy_copy, prompt, tiny_llama
-from transformers import (
-    DynamicCache,
-    GenerationConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LogitsProcessor,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import DynamicCache, GenerationConfig, GPT2Config, GPT2LMHeadModel, LogitsProcessor
 
 import treespec
 from treespec import (
     KAry,
     SpeculativeDecoder,
+    SuffixLookup,
     TokenRecycling,
     TreeBatch,
     TreeScorer,
@@ -67,50 +60,40 @@ class Poison(LogitsProcessor):
         return scores
 
 
-class BadDrafter:
-    """Proposes the same tree for every row, whatever it is."""
+class Misguided(SuffixLookup):
+    """Proposes what `change` makes of its trees."""
 
-    def __init__(self, **arrays):
-        self.arrays = arrays
-
-    def start(self, session):
-        self.history = session.history
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
 
     def propose(self, max_depth):
-        num_rows = self.history.num_rows
-        arrays = {
-            name: value if name == "draft_probs" else torch.as_tensor(value).repeat(num_rows, 1)
-            for name, value in self.arrays.items()
-        }
-        arrays["tokens"][:, 0] = self.history.last_tokens
-        return TreeBatch(**arrays)
-
-    def update(self, step):
-        pass
-
-    def select_rows(self, rows):
-        pass
+        return self.change(super().propose(max_depth))
 
 
-def probs(**entries):
+def one_child(token, parents=(-1, 0), draft_probs=None):
+    """A drafter whose roots have this child, whatever the text."""
+
+    def change(trees):
+        tokens = torch.cat([trees.tokens[:, :1], torch.full((trees.num_rows, 1), token)], 1)
+        index = None if draft_probs is None else torch.tensor([[-1, 0]] * len(tokens))
+        return TreeBatch(tokens, torch.tensor([parents] * len(tokens)), draft_probs, index)
+
+    return Misguided(change)
+
+
+def drawn_child(**probs):
+    """Token 2, drawn from a distribution of these tokens."""
     row = torch.zeros(1, 64)
-    for token, value in entries.items():
+    for token, value in probs.items():
         row[0, int(token[1:])] = value
-    return row
-
-
-def sampled_tree(draft_row):
-    return BadDrafter(tokens=[1, 2], parents=[-1, 0], draft_probs=draft_row, draft_index=[-1, 0])
+    return one_child(2, draft_probs=row)
 
 
 def gpt2(num_positions):
     return GPT2LMHeadModel(
         GPT2Config(vocab_size=64, n_positions=num_positions, n_embd=32, n_layer=1, n_head=2, eos_token_id=None)
     ).eval()
-
-
-def t5():
-    return T5ForConditionalGeneration(T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
 
 
 def with_mask(mask):
@@ -142,6 +125,10 @@ WRONG = {
             "selected",
         ),
         "stop strings without a tokenizer": (lambda: TreeSpeculation(DRAFT, stop_strings="end"), "tokenizer"),
+        "stop strings of a configuration without a tokenizer": (
+            lambda: called(generation_config=GenerationConfig(stop_strings=["x"])),
+            "tokenizer",
+        ),
         "a seed out of range": (lambda: TreeSpeculation(DRAFT, seed=2**70), "seed"),
         "no stop string": (lambda: TreeSpeculation(DRAFT, stop_strings=[], tokenizer=object()), "several"),
         "a number for a stop string": (lambda: called(stop_strings=["a", 3], tokenizer=object()), "several"),
@@ -151,10 +138,7 @@ WRONG = {
         "an unknown method": (lambda: configured("oracle"), "method"),
         "an unknown key": (lambda: configured("suffix", modle=1), "modle"),
         "no number of tokens": (lambda: treespec.from_config({"method": "suffix"}), "num_speculative_tokens"),
-        "a tree of another size": (
-            lambda: configured("suffix", speculative_token_tree="[(0,), (1,)]"),
-            "2 nodes",
-        ),
+        "a tree of another size": (lambda: configured("suffix", speculative_token_tree="[(0,), (1,)]"), "2 nodes"),
         "no draft model": (lambda: configured("draft_model"), "model"),
         "no mapping": (lambda: treespec.from_config([1]), "mapping"),
         "a method that is not a string": (lambda: treespec.from_config({"method": [1]}), "method"),
@@ -169,35 +153,42 @@ WRONG = {
         "odd positions": (lambda: run(position_ids=torch.arange(12).repeat(2, 1) * 2), "position"),
         "quantised cache": (lambda: call_directly(cache_implementation="quantized"), "cache_implementation"),
     },
-    TreespecError: {
-        "cache longer than the prompt": (lambda: run(**{CACHE_NAME: filled_cache(30)}), "cache holds"),
-    },
+    TreespecError: {"cache longer than the prompt": (lambda: run(**{CACHE_NAME: filled_cache(30)}), "cache holds")},
     LogitsError: {
         "NaN logits": (lambda: run(logits_processor=[Poison(torch.nan)]), "NaN"),
         "infinite logits": (lambda: run(logits_processor=[Poison(torch.inf)]), "inf"),
         "NaN logits when sampling": (lambda: run(do_sample=True, logits_processor=[Poison(torch.nan)]), "NaN"),
         "no token left": (lambda: run(logits_processor=[Poison(-torch.inf, True)]), "logits"),
+        "a processor of another shape": (lambda: run(logits_processor=[lambda ids, scores: scores[:, 1:]]), "shape"),
         "a head of NaN": (lambda: run(drafter=DFlash(NAN_HEAD, (1, 2))), "head's distributions hold NaN"),
     },
-    ContextFullError: {
-        "a full context": (lambda: run(prompt(1, 20), model=gpt2(16), drafter=TokenRecycling()), "16"),
-    },
+    ContextFullError: {"a full context": (lambda: run(prompt(1, 20), model=gpt2(16), drafter=TokenRecycling()), "16")},
     InvalidTreeError: {
         "a drafter's distribution of another sum": (
-            lambda: run(drafter=sampled_tree(probs(t2=0.5)), do_sample=True),
+            lambda: run(drafter=drawn_child(t2=0.5), do_sample=True),
             "sum to one",
         ),
         "a drafter's token without mass": (
-            lambda: run(drafter=sampled_tree(probs(t9=1.0)), do_sample=True),
+            lambda: run(drafter=drawn_child(t9=1.0), do_sample=True),
             "probability zero",
         ),
         "an empty list for a tree": (lambda: TreeSpeculation(DRAFT, tree=[]), "no rank path"),
+        "a root that is not the text's last token": (
+            lambda: run(drafter=Misguided(lambda trees: TreeBatch(trees.tokens + 1, trees.parents))),
+            "roots",
+        ),
+        "a drafter's token beyond the vocabulary": (lambda: run(drafter=one_child(99)), "vocabulary"),
+        "a drafter of nothing": (lambda: run(drafter=Misguided(lambda trees: None)), "NoneType"),
+        "a drafter of too few rows": (
+            lambda: run(drafter=Misguided(lambda trees: TreeBatch(trees.tokens[:1], trees.parents[:1]))),
+            "2 trees",
+        ),
     },
     RuleMismatchError: {
         "a chain rule on a tree": (
             lambda: run(speculation=TreeSpeculation(DRAFT, tree=KAry((2, 2)), verification="token"), do_sample=True),
             "traversal",
-        ),
+        )
     },
     CheckpointError: {
         "no such folder": (lambda: load_draft("/no/such/folder"), "/no/such/folder"),
@@ -268,6 +259,5 @@ def test_a_full_context_keeps_what_was_decoded():
 
 
 def test_roots_of_a_drafter_must_come_first():
-    drafter = BadDrafter(tokens=[1, 2], parents=[0, ROOT_PARENT])
     with pytest.raises(TreespecError):
-        run(drafter=drafter)
+        run(drafter=one_child(2, parents=(0, ROOT_PARENT)))

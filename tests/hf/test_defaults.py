@@ -14,7 +14,6 @@ import treespec
 from treespec.drafters import Merge, SuffixLookup, TokenRecycling
 from treespec.heads import DFlash, Medusa
 from treespec.policies import BestFirst, Chain, Control, KAry
-from treespec.verification import dispatch
 
 PACKAGE = Path(treespec.__file__).parent
 INTEGERS = {"arange", "as_tensor", "full", "randint", "randperm", "tensor", "tril_indices", "triu_indices"}
@@ -113,11 +112,6 @@ def outputs(target, make, tree, options):
     ]
 
 
-@pytest.fixture(scope="module")
-def target():
-    return tiny_llama()
-
-
 @pytest.mark.parametrize(
     ("drafter", "tree", "setting"),
     [
@@ -135,32 +129,6 @@ def test_generation_is_the_same_under_other_defaults(target, drafter, tree, sett
         texts = outputs(target, make, TREES[tree], options)
         with default(setting):
             assert outputs(target, make, TREES[tree], options) == texts
-
-
-@pytest.mark.parametrize("form", ["dense", "walk"])
-@pytest.mark.parametrize("setting", ["meta", torch.float64], ids=str)
-def test_both_forms_of_verification(target, setting, form, monkeypatch):
-    monkeypatch.setattr(dispatch, "DENSE_ON_CPU", 1 << 20 if form == "dense" else 0)
-    make = drafters(target)["draft"]
-    expected = outputs(target, make, TREES["best"], OPTIONS["sampled"])
-    with default(setting):
-        assert outputs(target, make, TREES["best"], OPTIONS["sampled"]) == expected
-
-
-@pytest.mark.parametrize("setting", ["meta", torch.float64, torch.bfloat16], ids=str)
-def test_trees_and_rules_by_hand(setting):
-    def verdicts():
-        tree = treespec.TokenTree.from_paths([(0,), (1,), (0, 0)], [0, 1, 2, 1])
-        batch = treespec.TreeBatch.from_trees([tree])
-        rows = [[0.25, 0.5, 0.25]] * 4
-        chances = {"coins": [0.3] * 4, "draws": [0.4] * 4}
-        generator = torch.Generator("cpu").manual_seed(0)
-        singles = [treespec.verify(tree, rows, name, **chances) for name in ("target_walk", "recursive", "traversal")]
-        return singles, treespec.verify(batch, [rows], generator=generator), batch.depths.tolist()
-
-    expected = verdicts()
-    with default(setting):
-        assert verdicts() == expected
 
 
 @pytest.mark.parametrize("setting", ["meta", pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.dflash_files import dspark, random_head
 from helpers.medusa_files import random_heads
-from helpers.tiny import identical, noisy_copy, padded, prompt, tiny_llama
+from helpers.tiny import identical, noisy_copy, padded, prompt
 from helpers.toy_codec import ToyCodec
 
 import treespec
@@ -71,11 +71,6 @@ PAIRS = [
     if d in HAVE_PROBS or p not in NEED_PROBS
 ]
 OPTIONS = {"max_new_tokens": 16, "do_sample": False}
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny_llama()
 
 
 @pytest.fixture(scope="module")

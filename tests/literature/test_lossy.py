@@ -27,15 +27,9 @@ TREE = FixedShape.kary(2, 2)
 
 
 @pytest.mark.parametrize("rule", LOSSY, ids=lambda rule: rule.name)
-def test_the_deviation_is_measured_and_not_zero(rule, record_property):
+def test_the_deviation_is_measured_and_not_zero(rule):
     target, draft = RandomDistributions(3, 1), RandomDistributions(3, 2)
     result = exact_distribution(rule, ToyDrafter(IID, TREE, (draft,)), target)
-    lossless = exact_distribution(RULES["traversal"], ToyDrafter(IID, TREE, (draft,)), target)
-    record_property(
-        "table",
-        f"{rule.name} is lossy: total variation {result.total_variation:.4f}, accepts {result.mean_accepted:.3f} "
-        f"against {lossless.mean_accepted:.3f} of traversal",
-    )
     assert result.total_weight == pytest.approx(1, abs=1e-12)
     assert result.total_variation > 0.005
 

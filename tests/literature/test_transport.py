@@ -11,7 +11,6 @@ from treespec.errors import RuleMismatchError
 from treespec.literature import OptimalTransport, TransportTraversal
 from treespec.literature.optimum import optimum_iid, optimum_without_replacement
 from treespec.literature.transport import best_transport, pair_supply
-from treespec.sampling import truncate_probs
 from treespec.testing import (
     FixedShape,
     RandomDistributions,
@@ -108,14 +107,6 @@ def test_the_per_node_optimum_is_attained(rule, scheme):
         probs = torch.tensor(target(())), torch.tensor(draft(()))
         best = float(optimum_iid(*probs, 2)) if scheme == IID else optimum_without_replacement(*probs, 2).value
         assert result.mean_accepted == pytest.approx(best, abs=1e-12)
-
-
-def test_truncating_keeps_the_most_probable_tokens():
-    probs = truncate_probs(torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.25, 0.25, 0.5, 0.0]]), 2)
-    assert torch.allclose(probs[0], torch.tensor([0.0, 4 / 7, 0.0, 3 / 7]))
-    assert probs[1].count_nonzero() == 2
-    assert torch.allclose(probs.sum(-1), torch.ones(2))
-    assert torch.equal(truncate_probs(torch.tensor([0.5, 0.5]), 7), torch.tensor([0.5, 0.5]))
 
 
 @by_rule

@@ -7,13 +7,10 @@ from helpers.toy_models import TableLM, TableSource
 
 from treespec import TreeSpeculation, generate
 from treespec.errors import RuleMismatchError
-from treespec.literature import AdaptiveChain, Truncated
+from treespec.literature import Truncated
 from treespec.policies import Chain, KAry
 from treespec.policies.wrapping import as_chain, is_chain
-from treespec.protocols import LearningPolicy
 from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT
-
-TRANSPORT = ["optimal_transport", "transport_traversal"]
 
 
 @pytest.mark.parametrize("children", [IID, WITHOUT_REPLACEMENT, SELECTED])
@@ -33,7 +30,7 @@ def test_distributions_are_those_of_the_most_probable_tokens(children):
                 assert torch.allclose(stored, kept / kept.sum())
 
 
-@pytest.mark.parametrize("rule", TRANSPORT)
+@pytest.mark.parametrize("rule", ["optimal_transport", "transport_traversal"])
 def test_optimal_transport_end_to_end(rule):
     target = tiny_llama()
     draft, inputs = noisy_copy(target), {"input_ids": prompt()}
@@ -44,22 +41,6 @@ def test_optimal_transport_end_to_end(rule):
     assert speculation.stats.num_accepted_tokens > 0
     with pytest.raises(RuleMismatchError, match=r"at most 20 tokens.*Truncated"):
         generate(target, inputs, TreeSpeculation(draft, tree=policy, verification=rule, seed=0), **options)
-
-
-def test_a_policy_that_learns_is_updated():
-    target = tiny_llama()
-    steps = []
-
-    class Learning(AdaptiveChain):
-        def update(self, step):
-            steps.append(step)
-            super().update(step)
-
-    policy = Truncated(Learning())
-    assert isinstance(policy, LearningPolicy)
-    speculation = TreeSpeculation(noisy_copy(target), tree=policy)
-    generate(target, {"input_ids": prompt()}, speculation, max_new_tokens=8, do_sample=True)
-    assert len(steps) == speculation.stats.num_target_passes
 
 
 def test_candidates_pass_unchanged():

@@ -11,7 +11,7 @@ from treespec.drafters import DraftModel, Merge, TokenRecycling
 from treespec.drafters.registry import DRAFTERS as REGISTERED
 from treespec.engine.loop import Run, speculate
 from treespec.errors import ConfigError
-from treespec.literature import AdaptiveChain, LowConfidence
+from treespec.literature import AdaptiveChain, LowConfidence, Truncated
 from treespec.policies import BestFirst, Chain
 from treespec.protocols import Capability, Scores, VerifiedStep
 from treespec.tree import SELECTED, TokenTree, TreeBatch, Verdict
@@ -50,9 +50,11 @@ def test_chains_end_where_the_rule_says(name, is_sampling, is_sparse, k, max_dep
         return TableSource(roots, model, is_sampling, num_candidates, is_sparse, seed, torch.float64)
 
     distributions = source()
-    batch = Chain(k, stop=RULES[name]).grow(source(), max_depth)
+    stopped = source()
+    batch = Chain(k, stop=RULES[name]).grow(stopped, max_depth)
     full = Chain(k).grow(source(), max_depth)
     assert bool(batch.is_valid)
+    assert len(stopped.widths) == batch.max_nodes - 1, "stopping saves draft passes"
     assert batch.is_chain
     assert batch.is_width_fixed
     assert batch.sampling_schemes <= full.sampling_schemes
@@ -67,14 +69,6 @@ def test_chains_end_where_the_rule_says(name, is_sampling, is_sparse, k, max_dep
                 torch.testing.assert_close(
                     tree.draft_probs_of(node), distributions.probs(path[:node]), atol=1e-9, rtol=0
                 )
-
-
-def test_stopping_saves_draft_passes():
-    unsure = TableSource([0, 1], TableLM(9, scale=0.0))
-    assert Chain(8, stop=LowConfidence(0.5)).grow(unsure, 9).max_nodes == 2
-    assert len(unsure.widths) == 1
-    sure = TableSource([0, 1], TableLM(9, scale=90.0))
-    assert Chain(8, stop=LowConfidence(0.5)).grow(sure, 9).max_nodes == 9
 
 
 def step_of(lengths, accepted):
@@ -113,10 +107,7 @@ class CountedChain(AdaptiveChain):
 
 
 PROMPTS = torch.tensor([[1, 2, 3, 1, 2], [2, 0, 1, 3, 0]])
-DRAFTERS = {
-    "draft model": lambda: DraftModel(ToyScorer(TableLM(4, seed=3))),
-    **REGISTERED,
-}
+DRAFTERS = {"draft model": lambda: DraftModel(ToyScorer(TableLM(4, seed=3))), **REGISTERED}
 
 
 def decode(drafter, policy, capability=Capability.TREE, prompts=PROMPTS, **options):
@@ -133,7 +124,7 @@ def test_the_calls_policy_learns_once_per_step(name, capability):
     assert policy.k != 2
     parts = CountedChain(2, max_k=8)
     merge = Merge([DRAFTERS[name](), TokenRecycling(4)])
-    result = decode(merge, parts, capability, PROMPTS[:1], is_sampling=False)
+    result = decode(merge, Truncated(parts), capability, PROMPTS[:1], is_sampling=False)
     assert parts.num_updates == result.stats.num_target_passes > 1
 
 

@@ -74,17 +74,6 @@ def test_values_are_those_of_plain_loops(seed, vocab_size, k, children, ranking)
         assert values.nodes[0, 0, rank] == pytest.approx(float(nodes[token]), abs=1e-6)
 
 
-def test_a_draws_value_does_not_depend_on_its_token():
-    probs = np.array([0.5, 0.3, 0.15, 0.05])
-    for children in SCHEMES:
-        for ranking in RANKINGS:
-            draws = []
-            for last in (2, 3):
-                chosen = drawn_children(probs, np.array([1, last]))
-                draws.append(draw_values(chosen, children, ranking).draws)
-            assert np.array_equal(*draws)
-
-
 def test_no_distribution_gives_nan():
     """Distributions whose mass is gone after the first draw, of float32 noise, or not of sum one."""
     for distribution in ([1.0, 0.0, 0.0], [1 - 1e-8, 1e-8, 1e-30], [0.9999999, 1e-7, 1e-7], [0.0, 0.0, 0.0]):

@@ -2,7 +2,6 @@
 
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 from helpers.grown_trees import checked, rank_paths, token_path
@@ -14,10 +13,9 @@ import treespec.policies.children as children_module
 from treespec.drafters.base import can_use_heap
 from treespec.errors import ConfigError
 from treespec.literature import StochasticBeam
-from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec, TreeBuilder, as_policy
-from treespec.policies.heap import grow_best_first
+from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec, as_policy
 from treespec.protocols import Proposal
-from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree
+from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
 
 SCHEMES = [SELECTED, IID, WITHOUT_REPLACEMENT, MIXED]
 SHAPE = [(0,), (1,), (0, 0), (2,), (0, 1), (2, 0), (0, 0, 0), (2, 0, 0), (2, 0, 1)]
@@ -31,13 +29,15 @@ def make_policy(kind, children, size):
         return Paths(SHAPE, children), len(SHAPE) + 1, 3
     if kind == "k-ary":
         return KAry((2, 1, 3)[: 1 + size % 3], children), 12, 3
+    if kind == "stochastic beam":
+        return StochasticBeam(1 + size % 5, 3, children), 1 + 3 * (1 + size % 5), 3
     return BestFirst(size, children, beam=1 + size % 4, depth=3), size, 3
 
 
 @st.composite
 def grown_trees(draw):
-    kind = draw(st.sampled_from(["chain", "paths", "k-ary", "best-first"]))
-    allowed = SCHEMES[:3] if kind == "best-first" else SCHEMES
+    kind = draw(st.sampled_from(["chain", "paths", "k-ary", "stochastic beam", "best-first"]))
+    allowed = {"best-first": SCHEMES[:3], "stochastic beam": [SELECTED, WITHOUT_REPLACEMENT]}.get(kind, SCHEMES)
     children = draw(st.sampled_from(allowed))
     policy, budget, depth = make_policy(kind, children, draw(st.integers(1, 9)))
     vocab_size, seed = draw(st.integers(1, 7)), draw(st.integers(0, 50))
@@ -136,18 +136,6 @@ def test_mixed_puts_the_sample_first_and_excludes_the_selected():
     assert not torch.isin(batch.tokens[:, 1], best).any()
 
 
-def test_rows_without_enough_tokens_get_padding():
-    source = TableSource([0, 1], TableLM(4, scale=0.0), num_candidates=2, is_sampling=False)
-    batch = KAry((3, 1)).grow(source, 2)
-    assert batch.num_nodes.tolist() == [5, 5]
-    one_hot = TableSource([0], TableLM(4, scale=50.0), is_sparse=True)
-    assert KAry((3,), WITHOUT_REPLACEMENT).grow(one_hot, 1).num_nodes.tolist() == [2]
-    one_hot = TableSource([0], TableLM(4, scale=50.0), is_sparse=True)
-    mixed = KAry((3,), MIXED).grow(one_hot, 1)
-    assert mixed.num_nodes.tolist() == [2]
-    assert mixed.sampling_schemes == {SELECTED}, "nothing is left to sample from"
-
-
 def best_paths(source, root, num_nodes, max_depth, vocab_size):
     """Brute force: all token paths by falling probability."""
     probs = {}
@@ -171,24 +159,6 @@ def test_best_first_is_the_exact_top(num_nodes, num_candidates):
         assert sorted(got) == sorted(expected)
         values = [probs[path] for path in got]
         assert batch.values[row, 1 : tree.num_nodes].tolist() == pytest.approx(values, rel=1e-4)
-
-
-def test_heap_grows_the_same_trees():
-    model = TableLM(5, scale=2.0)
-    source = TableSource([2], model, is_sampling=False, num_candidates=4)
-
-    def children_of(path):
-        probs = source.probs(path)
-        return [(float(probs[t]), int(t), (*path, int(t))) for t in probs.argsort(descending=True)[:4]]
-
-    for num_nodes, depth in ((1, 3), (7, 2), (20, 6)):
-        tree = grow_best_first(2, (2,), children_of, num_nodes, depth)
-        heap = TokenTree(torch.tensor(tree.tokens), torch.tensor(tree.parents))
-        source._paths = [[]]
-        batch = BestFirst(num_nodes).grow(source, depth)
-        ours = {token_path(batch.trees[0], node) for node in range(num_nodes)}
-        assert {token_path(heap, node) for node in range(num_nodes)} == ours
-        assert tree.values == sorted(tree.values, reverse=True)
 
 
 def test_a_child_share_saves_passes_that_hardly_gain():
@@ -257,24 +227,6 @@ def test_the_host_reads_once_per_pass(policy, is_sampling, num_candidates, monke
     source = VectorSource(probs, 3, is_sampling, num_candidates)
     assert policy.grow(source, 4).max_nodes <= policy.max_nodes
     assert len(reads) == source.num_passes > 1
-
-
-def test_builder_keeps_expanded_numbers_apart():
-    """Nodes may be expanded in any order and from several levels; `TableSource` rejects a wrong number."""
-    source = TableSource([0, 1], TableLM(6))
-    builder = TreeBuilder(source)
-    first = builder.grow(builder.root, [3], SELECTED)
-    second = builder.grow(first[:, 2:], [2], SELECTED)
-    late = np.array([[second[0, 1], first[0, 0]], [-2, first[1, 1]]])
-    builder.grow(late, [1, 2], SELECTED)
-    batch = builder.build()
-    assert batch.num_nodes.tolist() == [9, 8]
-    for row in range(2):
-        tree = checked(batch, row)
-        for node in range(tree.num_nodes):
-            expected = source.probs(token_path(tree, node)).argsort(descending=True).tolist()
-            children = [tree.token(i) for i in tree.children(node)]
-            assert children == expected[: len(children)]
 
 
 @pytest.mark.parametrize(("children", "scheme"), [("auto", SELECTED), (IID, None), (WITHOUT_REPLACEMENT, None)])

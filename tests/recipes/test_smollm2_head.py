@@ -1,21 +1,14 @@
 """Prompts to train on: many, different, the same for a seed, and none of a benchmark's."""
 
-import shlex
-from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
-import typer
 
-import recipes.smollm2_head as recipe
 from benchmarks.common import prompts
 from recipes.smollm2_head import build, build_openings, build_talk, code, further, passages
 from recipes.smollm2_head.__main__ import main
 from recipes.smollm2_head.build import draw_new
 from recipes.smollm2_head.overlap import shared, word_runs
-from treespec.commands import app
-from treespec.training import TrainingConfig, parse_settings
 from treespec.training.text.chat import read_prompts
 
 
@@ -55,26 +48,9 @@ def test_no_benchmark_prompt_takes_part(messages):
 
 def test_the_command_writes_what_the_writer_reads(tmp_path, monkeypatch, capsys):
     path = tmp_path / "prompts.jsonl"
-    monkeypatch.setattr("sys.argv", ["training_prompts", "--out", str(path), "--count", "40", "--seed", "2"])
-    main()
-    assert read_prompts(path) == build(40, seed=2)
+    kinds = {"--seed=2": build(40, seed=2), "--openings": build_openings(40), "--talk": build_talk(40)}
+    for option, expected in kinds.items():
+        monkeypatch.setattr("sys.argv", ["training_prompts", "--out", str(path), "--count", "40", option])
+        main()
+        assert read_prompts(path) == expected
     assert "40 messages" in capsys.readouterr().out
-    monkeypatch.setattr("sys.argv", ["training_prompts", "--out", str(path), "--count", "40", "--openings"])
-    main()
-    assert read_prompts(path) == build_openings(40)
-    monkeypatch.setattr("sys.argv", ["training_prompts", "--out", str(path), "--count", "40", "--talk"])
-    main()
-    assert read_prompts(path) == build_talk(40)
-
-
-def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path):
-    script = Path(recipe.__file__).with_name("head.sh").read_text().replace("\\\n", " ")
-    commands = [shlex.split(line)[1:] for line in script.splitlines() if line.startswith("treespec ")]
-    assert [name for name, *_ in commands] == ["write"] * 3 + ["train"] * 4
-    monkeypatch.chdir(tmp_path)
-    for name in ("prompts", "openings"):
-        (tmp_path / f"{name}.jsonl").touch()
-    group: Any = typer.main.get_command(app)
-    for name, *arguments in commands:
-        given = group.commands[name].make_context(name, arguments).params
-        TrainingConfig(**parse_settings(given.get("settings") or []))

@@ -70,23 +70,6 @@ def test_mtp_layers(tmp_path, name, num_layers):
     assert found.weights >= sum(weight.nbytes for weight in drafter.head.parameters())
 
 
-def test_a_draft_model(model):
-    draft = noisy_copy(model)
-    found = estimate_memory(model, TreeSpeculation(draft))
-    assert found.weights == sum(weight.nbytes for weight in {*draft.parameters(), *draft.buffers()})
-    assert found.draft_cache_per_token == found.cache_per_token == 8 * 2 * 2 * 8 * 4
-    assert found.per_node == 64 * 4 * 3
-    assert found.added(100, 2, 10) == found.weights + 2 * (10 * (768 + 2 * 1024) + 100 * 1024)
-
-
-def test_states_of_rows():
-    target = zoo.build("qwen3_5_text")
-    found = estimate_memory(target, TreeSpeculation(TokenRecycling()))
-    assert found.state_per_row > 0
-    assert found.cache_per_token == 2 * target.config.num_key_value_heads * target.config.head_dim * 4
-    assert found.weights == found.draft_cache_per_token == 0
-
-
 KINDS = ("lfm2", "qwen3_5_text", "bamba", "minimax", "recurrent_gemma", "rwkv")
 PARENTS = 8
 """Bytes per node of the scorer's own notes."""

@@ -35,6 +35,15 @@ def learn(way, seconds, tokens_per_pass):
         way.learn(way.is_plain, seconds, stats(tokens_per_pass), 1)
 
 
+def ways_of_calls(count, seconds):
+    """Whether each of some calls was plain, which took `seconds` by its number and that."""
+    way, tried = warm(), []
+    for number in range(count):
+        tried.append(way.is_plain)
+        way.learn(way.is_plain, seconds(number, way.is_plain), stats(1.0), 1)
+    return tried
+
+
 def test_plain_decoding_is_tried_only_where_steps_bring_too_little():
     way = warm()
     assert not way.is_plain
@@ -44,12 +53,9 @@ def test_plain_decoding_is_tried_only_where_steps_bring_too_little():
     assert way.is_plain
     learn(way, 3.0, 1.0)  # Slower than speculation after all.
     assert not way.is_plain
-
-
-def test_one_call_says_little():
     way = warm()
     way.learn(False, 9.0, stats(1.0), 1)
-    assert not way.is_plain
+    assert not way.is_plain, "one call says little"
 
 
 def test_prompts_do_not_count():
@@ -62,11 +68,7 @@ def test_prompts_do_not_count():
 
 
 def test_the_slower_way_is_tried_again_when_it_costs_little():
-    way, tried = warm(), []
-    for _ in range(400):
-        is_plain = way.is_plain
-        tried.append(is_plain)
-        way.learn(is_plain, 1.0 if is_plain else 1.2, stats(1.0), 1)
+    tried = ways_of_calls(400, lambda number, is_plain: 1.0 if is_plain else 1.2)
     assert tried[:6] == [False, False, False, True, True, True]
     assert 18 <= tried.count(False) <= 30
     slow = warm()
@@ -75,11 +77,7 @@ def test_the_slower_way_is_tried_again_when_it_costs_little():
 
 
 def test_a_way_that_is_fast_now_is_taken_however_slow_it_was():
-    way, tried = warm(), []
-    for number in range(60):
-        is_plain = way.is_plain
-        tried.append(is_plain)
-        way.learn(is_plain, 2.0 if is_plain else 9.0 if number < 12 else 1.0, stats(1.0), 1)
+    tried = ways_of_calls(60, lambda number, is_plain: 2.0 if is_plain else 9.0 if number < 12 else 1.0)
     assert tried[-20:].count(False) >= 15
 
 

@@ -51,12 +51,10 @@ def test_enumeration_is_complete_and_weighted() -> None:
         (2, False): 3 * half / 4,
     }
 
-
-def test_impossible_branches_are_not_taken() -> None:
-    def run(rng) -> tuple:
+    def certain(rng) -> tuple:
         return rng.flip(0, 0), rng.flip(1, 1), rng.pick(2, np.array([0.0, 1.0, 0.0]))
 
-    assert list(enumerate_traces(run)) == [(1, (False, True, 1))]
+    assert list(enumerate_traces(certain)) == [(1, (False, True, 1))], "impossible branches are not taken"
 
 
 def test_what_no_random_source_could_do_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Acceptance, rounds and trees against plain readings of what they say."""
+"""Acceptance, rounds and trees against plain readings of what they say, and their report."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from treespec.training.evaluate import EvaluatedDrafts, best_tree, evaluate, greedy_start, histogram, play_rounds
-from treespec.training.report import acceptance_table
+from treespec.training.report import acceptance_table, machine
 
 
 def test_rounds_start_from_the_token_that_the_target_adds():
@@ -64,3 +64,10 @@ def test_the_best_tree_is_that_of_brute_force():
     for size in (1, 2, 4, 6):
         best = max(value(tree) for tree in map(set, itertools.combinations(paths, size - 1)) if is_tree(tree))
         assert best_tree(acceptance, size) == pytest.approx(best)
+
+
+def test_the_processor_is_named_where_it_did_the_work(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"a GPU at {device}")
+    assert machine(torch.device("cuda:1")) == "a GPU at cuda:1"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "GPU" not in machine(torch.device("cpu"))

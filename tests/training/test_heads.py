@@ -1,14 +1,17 @@
-"""Heads for any target, and targets that no drafter fits."""
+"""What is trained for any target: layers to fuse or to keep, anchors; and targets that no drafter fits."""
 
 from functools import partial
 
 import pytest
-from helpers.training import SMALL, random_texts
+import torch
+from helpers.training import SMALL, VOCAB, random_texts
 from helpers.zoo import build
 from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
 from treespec.errors import UnsupportedModelError
 from treespec.training import TrainingConfig, train
+from treespec.training.dflash import draw_anchors
+from treespec.training.draft_model import prune, spread_layers
 from treespec.training.heads import usual_layers
 
 
@@ -19,6 +22,23 @@ def test_a_model_of_any_depth_has_different_layers_to_fuse():
         assert list(layers) == sorted(set(layers))
         assert layers[0] >= 0
         assert layers[-1] < count
+
+
+def test_anchors_are_where_the_target_generated_the_token():
+    is_generated = torch.rand(3, 40, generator=torch.Generator().manual_seed(0)) < 0.5
+    anchors = draw_anchors(is_generated, 10, torch.Generator().manual_seed(1))
+    assert is_generated.gather(1, anchors).all()
+    assert all(len(set(row)) == 10 for row in anchors.tolist())
+
+
+def test_pruned_models_keep_the_given_layers(target):
+    pruned, ids = prune(target, [0, 2]), torch.randint(1, VOCAB, (1, 6), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(pruned.model.layers[1].mlp.up_proj.weight, target.model.layers[2].mlp.up_proj.weight)
+    whole = prune(target, range(3))
+    with torch.no_grad():
+        torch.testing.assert_close(whole(ids).logits, target(ids).logits)
+        assert not torch.allclose(pruned(ids).logits, target(ids).logits)
+    assert spread_layers(30, 5) == [0, 7, 14, 22, 29]
 
 
 def no_pairs():

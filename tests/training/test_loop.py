@@ -70,20 +70,15 @@ def test_gradients_are_clipped(target, texts, tmp_path, monkeypatch):
 
 
 def test_the_total_variation_counts_from_its_start_on(target, texts, tmp_path):
-    losses = {}
-    for weight in (0.0, 1.0):
-        seen = losses[weight] = []
-        config = replace(CONFIG, num_steps=4, tv_weight=weight, tv_start=0.5)
-        train(
-            target,
-            texts,
-            tmp_path / str(weight),
-            config,
-            features=tmp_path,
-            on_step=lambda run, seen=seen: seen.append(run.progress.losses[-1]),
-        )
-    assert losses[0.0][:2] == losses[1.0][:2]
-    assert all(plain != variation for plain, variation in zip(losses[0.0][2:], losses[1.0][2:], strict=True))
+    def losses(weight):
+        seen, config = [], replace(CONFIG, num_steps=4, tv_weight=weight, tv_start=0.5)
+        see = {"on_step": lambda run: seen.append(run.progress.losses[-1])}
+        train(target, texts, tmp_path / str(weight), config, features=tmp_path, **see)
+        return seen
+
+    without, with_it = losses(0.0), losses(1.0)
+    assert without[:2] == with_it[:2]
+    assert all(one != other for one, other in zip(without[2:], with_it[2:], strict=True))
 
 
 def test_a_run_that_diverges_stops(target, texts, tmp_path):

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import torch
-from helpers.training import CONFIG, VOCAB, write
+from helpers.tiny import identical
+from helpers.training import CONFIG, write
 from safetensors.torch import load_file
 
 import treespec
@@ -20,12 +21,8 @@ def test_a_layer_is_trained_written_and_drafts(target, texts, tmp_path):
     assert {"mtp.fc", "mtp.norm", "mtp.pre_fc_norm_hidden", "mtp.layers.0.self_attn.q_proj"} <= names
     assert all(name.startswith("mtp.") for name in names)
     assert 'treespec.load_mtp(model, "THIS FOLDER")' in (result.folder / "README.md").read_text()
-    drafter = treespec.load_mtp(target, result.folder)
-    speculation = treespec.TreeSpeculation(drafter, tree=6)
-    prompt, options = torch.tensor([[5, 7, 9, 11]]), {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-    out = target.generate(prompt, **options, custom_generate=speculation)
-    assert out.equal(target.generate(prompt, **options))
-    assert speculation.stats.num_draft_tokens > 0
+    speculation = treespec.TreeSpeculation(treespec.load_mtp(target, result.folder), tree=6)
+    assert identical(target, torch.tensor([[5, 7, 9, 11]]), speculation).num_draft_tokens > 0
     again = train(target, texts, tmp_path / "again", replace(MTP, start=str(tmp_path), num_steps=1))
     assert again.evaluation.overlap[0] > evaluations[0].overlap[0]
 
@@ -33,4 +30,3 @@ def test_a_layer_is_trained_written_and_drafts(target, texts, tmp_path):
 def test_random_first_weights(target, tmp_path):
     config = replace(MTP, is_initialised=False, num_steps=1)
     assert train(target, write(target, 12), tmp_path, config).evaluation.num_positions > 0
-    assert target.config.vocab_size == VOCAB

@@ -57,8 +57,6 @@ def test_a_run_can_begin_with_a_trained_heads_files(target, texts, tmp_path):
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        ({"kind": "eagle3", "num_layers": 2}, {"num_layers": 1}, r"has more: .*layers\.1"),
-        ({"kind": "dflash"}, {"markov_rank": 0}, r"has more: .*markov"),
         ({"kind": "dflash"}, {"markov_rank": 16}, r"other sizes: .*markov"),
         ({"kind": "draft_model", "num_layers": 2}, {"num_layers": 1}, r"has more: .*layers\.1"),
         ({"kind": "eagle3", "hidden_layers": (0, 1, 2)}, {"hidden_layers": (2, 1, 0)}, r"\[0, 1, 2\].*\[2, 1, 0\]"),

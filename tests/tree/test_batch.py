@@ -1,7 +1,5 @@
 """Batches of trees: they hold their trees, and cut them."""
 
-from __future__ import annotations
-
 import networkx as nx
 import pytest
 import torch
@@ -9,15 +7,7 @@ from helpers.small_trees import DISTRIBUTIONS, graph_of, pair_tree, parent_lists
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from treespec.tree import (
-    MIXED,
-    PADDING_PARENT,
-    SELECTED,
-    WITHOUT_REPLACEMENT,
-    HostTree,
-    TokenTree,
-    TreeBatch,
-)
+from treespec.tree import MIXED, PADDING_PARENT, SELECTED, WITHOUT_REPLACEMENT, HostTree, TokenTree, TreeBatch
 
 
 @seed(2)

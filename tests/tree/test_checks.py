@@ -1,7 +1,5 @@
 """Every way in which a tree can be wrong: the error that construction gives, and the flag of a batch."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The highest scores are those of `topk`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

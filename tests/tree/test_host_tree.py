@@ -1,7 +1,5 @@
 """Trees as lists."""
 
-from __future__ import annotations
-
 import pytest
 
 from treespec.tree import HostTree

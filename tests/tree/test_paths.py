@@ -1,18 +1,12 @@
 """Rank paths: the literal that vLLM takes, in and out."""
 
-from __future__ import annotations
-
 import pytest
 from helpers.grown_trees import rank_paths
 from helpers.small_trees import parent_lists, tree_of
 from hypothesis import given, seed, settings
 
 from treespec.errors import InvalidTreeError
-from treespec.tree import (
-    TokenTree,
-    parents_of_paths,
-    parse_paths,
-)
+from treespec.tree import TokenTree, parents_of_paths, parse_paths
 
 
 @seed(4)

@@ -1,23 +1,12 @@
 """Token trees against networkx: structure, sampling schemes, distributions of siblings."""
 
-from __future__ import annotations
-
 import networkx as nx
 import pytest
 import torch
 from helpers.small_trees import DISTRIBUTIONS, graph_of, pair_tree, parent_lists, tree_of
 from hypothesis import given, seed, settings
 
-from treespec.tree import (
-    IID,
-    MIXED,
-    SELECTED,
-    WITHOUT_REPLACEMENT,
-    TokenTree,
-    TreeBatch,
-    Verdict,
-    ancestor_mask,
-)
+from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree, TreeBatch, ancestor_mask
 
 
 @seed(0)
@@ -102,8 +91,3 @@ def test_ancestor_mask_of_a_deep_chain() -> None:
     size = 70
     parents = torch.arange(-1, size - 1).unsqueeze(0)
     assert ancestor_mask(parents)[0].equal(torch.ones(size, size, dtype=torch.bool).tril())
-
-
-def test_num_accepted_leaves_out_the_root() -> None:
-    assert Verdict((0, 2, 5), 7, is_bonus=True).num_accepted == 2
-    assert Verdict((0,), 7, is_bonus=False).num_accepted == 0

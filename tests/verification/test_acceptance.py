@@ -1,7 +1,5 @@
 """How much the lossless rules accept: orderings and optima, by exact expectation."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from math import prod
 

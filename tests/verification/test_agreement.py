@@ -4,8 +4,6 @@ On a CPU the engine runs the same walk over a stored tree in torch, whose distri
 accelerators five rules have a dense form besides.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """`verify` with all that a caller can get wrong, and the one thread that a rule's walk has on a CPU."""
 
-from __future__ import annotations
-
 import dataclasses
 from contextlib import nullcontext
 
@@ -152,13 +150,6 @@ def test_invalid_batches_raise() -> None:
     for name, value in (("parents", [[-1, 0, 2]]), ("draft_index", [[-1, 0, 5]])):
         with pytest.raises(InvalidTreeError, match="the batch holds an invalid tree"):
             verify(dataclasses.replace(IID, **{name: torch.tensor(value)}), uniform(1, 3, 3))
-
-
-def test_padding_is_not_read() -> None:
-    trees = TreeBatch.from_trees([IID.trees[0], TokenTree(torch.tensor([0]), torch.tensor([-1]))])
-    target_probs = uniform(2, 3, 3)
-    target_probs[1, 1:] = torch.nan
-    assert [verdict.path for verdict in verify(trees, target_probs)][1] == (0,)
 
 
 VOCAB_SIZE = 50_000

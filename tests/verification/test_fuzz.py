@@ -4,8 +4,6 @@ engine.
 Small vocabularies take the dense forms, large ones the walks and the fast top-p.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

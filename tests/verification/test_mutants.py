@@ -1,7 +1,5 @@
 """Every known mistake shifts the output distribution, and the exact oracle sees by how much."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest
@@ -83,11 +81,9 @@ def shift(rule: VerifyingRule, scheme: str, shape: Shape) -> float:
 
 
 @pytest.mark.parametrize("wrong", MUTANTS)
-def test_a_mutant_is_caught_and_the_sound_rule_is_not(wrong: str, record_property) -> None:
+def test_a_mutant_is_caught_and_the_sound_rule_is_not(wrong: str) -> None:
     mutant, name, scheme, shape = MUTANTS[wrong]
-    total_variation = shift(mutant, scheme, shape)
-    record_property("table", f"mutant: {wrong:<58} total variation {total_variation:.6f}")
-    assert total_variation > 1e-4
+    assert shift(mutant, scheme, shape) > 1e-4
     sound_rule_is_lossless(name, scheme, shape)
 
 

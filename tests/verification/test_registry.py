@@ -1,19 +1,14 @@
 """Rules by their names, which trees they support, and what "auto" stands for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
 import pytest
 import torch
-from helpers.small_trees import DISTRIBUTIONS, IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, pair
+from helpers.small_trees import DISTRIBUTIONS, IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
 from torch import Tensor
 
-from treespec.errors import (
-    ConfigError,
-    RuleMismatchError,
-)
+from treespec.errors import ConfigError, RuleMismatchError
 from treespec.protocols import VerificationRule
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES, TargetWalk, Traversal, get_rule, resolve, supporting_rules, verify
@@ -44,14 +39,6 @@ def test_chain_rules_refuse_branches_and_name_those_that_can(name: str, trees: T
         resolve(name, True, trees)
     assert name not in supporting_rules(trees)
     assert all(rule in str(caught.value) for rule in supporting_rules(trees))
-
-
-@pytest.mark.parametrize(
-    "trees", [SELECTED, IID, MIXED, WITHOUT_REPLACEMENT, CHAIN, pair([0, 0], is_width_fixed=False)]
-)
-def test_the_tree_rules_support_everything(trees: TreeBatch) -> None:
-    assert {"target_walk", "recursive", "traversal"} <= set(supporting_rules(trees))
-    assert all(RULES[name].is_lossless for name in supporting_rules(trees))
 
 
 def test_auto() -> None:

@@ -1,7 +1,5 @@
 """One drafter for requests that join, leave, pause and come back: it drafts as one that has always known them."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

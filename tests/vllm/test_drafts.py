@@ -1,7 +1,5 @@
 """Trees between two steps: depth first, cut to what vLLM scheduled, put together from several batches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Masks of grammars for the nodes of a tree, by a grammar that keeps its text."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from treespec.vllm.grammars import allowed_nodes

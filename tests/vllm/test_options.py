@@ -1,8 +1,6 @@
 """What users write in `speculative_config`, and what is refused."""
 
 # pyright: reportMissingImports=false -- vLLM has an environment of its own.
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -97,77 +95,72 @@ def test_classes_of_the_users_own_are_refused(name: str) -> None:
     assert args.worker_cls.endswith("TreeCPUWorker")
 
 
-@pytest.mark.parametrize("config", [None, {"method": "ngram", "num_speculative_tokens": 3}])
-def test_other_methods_are_left_alone(config: dict[str, Any] | None) -> None:
+@pytest.mark.parametrize(
+    ("given", "number", "expected"),
+    [
+        ({"method": "eagle3", "tree": 8}, 7, {"drafter": "head", "head": "a/file"}),
+        ({"method": "eagle3", "tree": 8, "drafter": "merge"}, 7, {"drafter": "merge", "head": "a/file"}),
+        ({"method": "eagle3", "tree": "auto", "num_speculative_tokens": 5}, 5, {"drafter": "head", "head": "a/file"}),
+        (
+            {"method": "eagle3", "speculative_token_tree": "[(0,), (1,), (0, 0)]", "num_speculative_tokens": 5},
+            3,
+            {"drafter": "head", "head": "a/file"},
+        ),
+        ({"method": "draft_model", "tree": 8}, 7, {"drafter": "draft_model", "draft_model": "a/file"}),
+        ({"method": "draft_model", "tree": 8, "drafter": "merge"}, 7, {"drafter": "merge", "draft_model": "a/file"}),
+        ({"method": "mtp", "model": None, "tree": 8}, 7, {"drafter": "head", "head": "mtp"}),
+        (
+            {"method": "qwen3_next_mtp", "model": None, "tree": 8, "num_speculative_tokens": 1},
+            7,
+            {"drafter": "head", "head": "mtp"},
+        ),
+        ({"method": "mtp", "tree": 8, "drafter": "merge"}, 7, {"drafter": "merge", "head": "a/file"}),
+    ],
+)
+def test_vllms_methods_with_a_tree(given: dict[str, Any], number: int, expected: dict[str, Any]) -> None:
+    config = {name: value for name, value in ({"model": "a/file"} | given).items() if value is not None}
     args = engine_args(speculative_config=config)
     configure(args, True)
-    assert args == engine_args(speculative_config=config)
-
-
-def test_the_method_in_capitals_gets_a_hint() -> None:
-    with pytest.raises(ConfigError, match="lower case: 'method': 'treespec', got 'Treespec'"):
-        configure(engine_args(speculative_config={"method": "Treespec"}), True)
-
-
-@pytest.mark.parametrize(
-    ("tree", "expected"),
-    [
-        ({"tree": 8}, {"num_speculative_tokens": 7}),
-        ({"speculative_token_tree": "[(0,), (1,), (0, 0)]"}, {"num_speculative_tokens": 3}),
-        ({"tree": "auto"}, {"num_speculative_tokens": 5}),
-        ({"tree": 8, "drafter": "merge"}, {"num_speculative_tokens": 7, "drafter": "merge"}),
-    ],
-)
-def test_vllms_eagle3_method_with_a_tree_drafts_by_its_head(tree: dict[str, Any], expected: dict[str, Any]) -> None:
-    given = {"method": "eagle3", "model": "a/head", "num_speculative_tokens": 5, **tree}
-    args = engine_args(speculative_config=given)
-    configure(args, True)
-    assert args.speculative_config == {"model": PROPOSER, "num_speculative_tokens": expected["num_speculative_tokens"]}
-    found = args.additional_config["treespec"]
-    assert {name: found[name] for name in ("drafter", "head")} == {"head": "a/head", "drafter": "head"} | {
-        name: value for name, value in expected.items() if name == "drafter"
-    }
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"method": "draft_model", "model": "a/model"}, {"drafter": "draft_model", "draft_model": "a/model"}),
-        ({"method": "draft_model", "model": "a", "drafter": "merge"}, {"drafter": "merge", "draft_model": "a"}),
-        ({"method": "mtp"}, {"drafter": "head", "head": "mtp"}),
-        ({"method": "qwen3_next_mtp", "num_speculative_tokens": 1}, {"drafter": "head", "head": "mtp"}),
-        ({"method": "mtp", "model": "a/folder", "drafter": "merge"}, {"drafter": "merge", "head": "a/folder"}),
-    ],
-)
-def test_vllms_draft_models_and_mtp_with_a_tree(given: dict[str, Any], expected: dict[str, Any]) -> None:
-    args = engine_args(speculative_config={**given, "tree": 8})
-    configure(args, True)
-    assert args.speculative_config == {"model": PROPOSER, "num_speculative_tokens": 7}
+    assert args.speculative_config == {"model": PROPOSER, "num_speculative_tokens": number}
     found = args.additional_config["treespec"]
     assert {"drafter": found["drafter"], **{k: found[k] for k in ("head", "draft_model") if found[k]}} == expected
 
 
 @pytest.mark.parametrize(
-    "given", [{"method": "mtp"}, {"method": "draft_model", "model": "a", "tensor_parallel_size": 1}]
+    "config",
+    [
+        None,
+        {"method": "ngram", "num_speculative_tokens": 3},
+        {"method": "mtp"},
+        {"method": "draft_model", "model": "a", "tensor_parallel_size": 1},
+    ],
 )
-def test_without_a_tree_vllms_own_methods_are_left_alone(given: dict[str, Any]) -> None:
-    args = engine_args(speculative_config=given)
+def test_without_a_tree_vllms_own_methods_are_left_alone(config: dict[str, Any] | None) -> None:
+    args = engine_args(speculative_config=config)
     configure(args, True)
-    assert args == engine_args(speculative_config=given)
+    assert args == engine_args(speculative_config=config)
 
 
-@pytest.mark.parametrize("method", ["eagle", "mlp_speculator", "ngram", None])
-def test_trees_of_vllms_other_methods_are_refused_with_what_to_write(method: str | None) -> None:
-    given = {"model": "a/head", "tree": 8} | ({"method": method} if method else {})
-    with pytest.raises(ConfigError, match=rf"'method': 'eagle3', 'model': FOLDER, 'tree': 8.* got method {method!r}"):
-        configure(engine_args(speculative_config=given), True)
-
-
-def test_a_draft_model_without_its_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'method': 'draft_model', 'model': NAME, 'tree': 8"):
-        configure(engine_args(speculative_config={"method": "draft_model", "tree": 8}), True)
-    given = {"method": "draft_model", "model": "a", "tree": 8, "draft_tensor_parallel_size": 1}
-    with pytest.raises(ConfigError, match="does not know draft_tensor_parallel_size"):
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "Treespec"}, "lower case: 'method': 'treespec', got 'Treespec'"),
+        *(
+            (
+                {"model": "a/head", "tree": 8} | ({"method": method} if method else {}),
+                rf"'method': 'eagle3', 'model': FOLDER, 'tree': 8.* got method {method!r}",
+            )
+            for method in ("eagle", "mlp_speculator", "ngram", None)
+        ),
+        ({"method": "draft_model", "tree": 8}, "'method': 'draft_model', 'model': NAME, 'tree': 8"),
+        (
+            {"method": "draft_model", "model": "a", "tree": 8, "draft_tensor_parallel_size": 1},
+            "does not know draft_tensor_parallel_size",
+        ),
+    ],
+)
+def test_trees_of_other_methods_are_refused_with_what_to_write(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         configure(engine_args(speculative_config=given), True)
 
 

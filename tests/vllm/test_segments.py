@@ -1,7 +1,5 @@
 """Segments against a model of a paged cache, node by node: what every token sees, and what is in the cache after it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

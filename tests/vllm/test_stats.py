@@ -1,7 +1,5 @@
 """What a server says of its trees."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

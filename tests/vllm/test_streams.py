@@ -1,7 +1,5 @@
 """A request with a seed draws the same numbers, whatever is drafted for it and whoever else is served."""
 
-from __future__ import annotations
-
 import torch
 
 from treespec import TreeBatch

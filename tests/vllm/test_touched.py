@@ -1,7 +1,5 @@
 """Versions of vLLM, by stand-ins for its modules; the table against a real one is in test_supported.py."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import tomllib

@@ -10,11 +10,6 @@ import torch
 from benchmarks.common import prompts
 
 
-def test_spread_is_even_and_deterministic():
-    cases = [prompts.Prompt(str(i), "") for i in range(10)]
-    assert [p.name for p in prompts.spread(cases, 4)] == ["0", "2", "5", "7"]
-
-
 def test_prompts_are_of_all_sources_by_turns(tmp_path, monkeypatch):
     for name, letter in (("human_eval", "h"), ("gsm8k", "g")):
         found = [prompts.Prompt(f"{letter}{i}", "") for i in range(20)]

@@ -3,33 +3,16 @@
 import json
 import re
 
-import pytest
-
 from docs.tools.repository import ROOT, linked, notebook_page, page_of, site_path, with_site_links
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("README.md", "index.md"),
-        ("docs/policies.md", "policies.md"),
-        ("CHANGELOG.md", "repository/CHANGELOG.md"),
-        ("treespec/protocols.py", "repository/treespec/protocols.py.md"),
-        ("treespec/policies", "repository/treespec/policies.md"),
-        ("benchmarks/results/peers/peers.png", "repository/benchmarks/results/peers/peers.png"),
-    ],
-)
-def test_where_the_site_has_a_file(path, expected):
-    assert site_path(path) == expected
-
-
 def test_links_between_pages_of_all_kinds():
-    text = (
-        "[a](../README.md#limits) [b](policies.md) ![c](../benchmarks/results/peers/peers.png) [d](https://example.org)"
-    )
-    expected = "[a](index.md#limits) [b](policies.md) ![c](repository/benchmarks/results/peers/peers.png) [d](https://example.org)"
+    peers = "benchmarks/results/peers/peers.png"
+    text = f"[a](../README.md#limits) [b](policies.md) ![c](../{peers}) [d](https://example.org) [e](../CHANGELOG.md)"
+    expected = f"[a](index.md#limits) [b](policies.md) ![c](repository/{peers}) [d](https://example.org) "
+    expected += "[e](repository/CHANGELOG.md)"
     assert with_site_links(text, "docs/how.md") == expected
-    assert linked(text, "docs/how.md") == ["README.md", "docs/policies.md", "benchmarks/results/peers/peers.png"]
+    assert linked(text, "docs/how.md") == ["README.md", "docs/policies.md", peers, "CHANGELOG.md"]
     assert with_site_links("[a](docs/how.md)", "README.md") == "[a](how.md)"
     assert with_site_links("[a](peers.png)", "benchmarks/results/peers/peers.md") == "[a](peers.png)"
 
@@ -40,6 +23,8 @@ def test_code_and_missing_files_stay():
 
 
 def test_source_files_and_folders_have_pages():
+    assert site_path("treespec/protocols.py") == "repository/treespec/protocols.py.md"
+    assert site_path("treespec/policies") == "repository/treespec/policies.md"
     assert (ROOT / "treespec/errors.py").read_text() in page_of("treespec/errors.py")
     assert "- `paths.py`: " in page_of("treespec/policies")
 

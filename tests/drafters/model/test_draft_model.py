@@ -7,8 +7,8 @@ from helpers.drafter_loop import Loop, Recent, check_distributions
 from helpers.toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
-from treespec.errors import ConfigError, ContextFullError, TreespecWarning, VocabularyMismatchError
-from treespec.policies import BestFirst, Chain, KAry, Paths, dyspec
+from treespec.errors import ConfigError, ContextFullError, TreespecWarning
+from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec, dyspec
 from treespec.protocols import Capability, Drafter
 from treespec.sampling import NoProcessors
 from treespec.tree import IID, MIXED, SELECTED, TokenTree, TreeBatch
@@ -37,6 +37,7 @@ POLICIES = {
     "dyspec": dyspec(9),
     "best-first, beam": BestFirst(9, beam=2),
     "selected": BestFirst(9, SELECTED),
+    "specexec": SpecExec(9, beam=3, num_passes=6),
 }
 
 
@@ -187,11 +188,6 @@ def test_draft_model_stops_when_the_scorer_has_no_room():
         loop.step(batch)
 
 
-def test_draft_model_needs_the_targets_vocabulary():
-    with pytest.raises(VocabularyMismatchError, match=r"6 tokens and the target's 7"):
-        Loop(DraftModel(ToyScorer(TableLM(6))), [[1]], Chain(2), vocab_size=7)
-
-
 @pytest.mark.parametrize("make", [TokenRecycling, SuffixLookup, lambda: DraftModel(ToyScorer(TableLM(VOCAB)))])
 def test_drafters_need_a_policy_and_their_own_goes_first(make):
     with pytest.raises(ConfigError, match="no tree policy"):
@@ -199,23 +195,6 @@ def test_drafters_need_a_policy_and_their_own_goes_first(make):
     drafter = make()
     assert isinstance(drafter, Drafter)
     Loop(drafter, [[1, 1, 1]], Chain(2)).propose()
-
-
-class Widest(BestFirst):
-    """Another shape under BestFirst's name: the root's children alone."""
-
-    def grow(self, source, max_depth):
-        return super().grow(source, min(max_depth, 1))
-
-
-@pytest.mark.parametrize("make", [SuffixLookup, TokenRecycling])
-def test_a_subclass_of_best_first_shapes_its_own_trees(make):
-    loop, depths = Loop(make(), [[1, 2, 3, 1, 2, 3, 1, 2]], Widest(6)), []
-    for step in range(6):
-        batch = loop.propose()
-        depths.append(int(batch.depths.max()))
-        loop.step(batch, torch.randn(*batch.tokens.shape, VOCAB, generator=torch.Generator().manual_seed(step)))
-    assert max(depths) == 1
 
 
 def test_the_best_chain_is_the_most_valuable_path():

@@ -8,6 +8,7 @@ from helpers import zoo
 from helpers.assistants import NAMES, PlainAssistant, make_assistant, make_target, with_assistants
 from helpers.doc_snippets import run_snippet
 from helpers.head_runs import Recorded, check_distributions, left_padded, run
+from helpers.tiny import identical
 from packaging.version import Version
 from transformers import DynamicCache
 from transformers.generation import candidate_generator
@@ -101,10 +102,7 @@ POLICIES = {"tree": KAry((2, 2, 1)), "best first": BestFirst(10), "chain": Chain
 @pytest.mark.parametrize(("attention", "policy"), [*(("sdpa", policy) for policy in POLICIES), ("eager", "tree")])
 def test_greedy_output_is_plain_output(target, attention, policy):
     drafter = load_drafter(make_assistant(target, attn_implementation=attention), target)
-    inputs = left_padded([9, 1, 5, 2])
-    plain = target.generate(**inputs, max_new_tokens=16, do_sample=False)
-    out, stats = run(target, drafter, inputs, 16, tree=POLICIES[policy])
-    assert out.equal(plain)
+    stats = identical(target, left_padded([9, 1, 5, 2]), TreeSpeculation(drafter, tree=POLICIES[policy]))
     assert policy == "auto" or stats.num_draft_tokens > 0
 
 
@@ -146,16 +144,13 @@ def test_folders_configurations_merges_and_speed_up(target, tmp_path):
     target.save_pretrained(folder)
     make_assistant(target).save_pretrained(tmp_path / "some-model-assistant")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    inputs = left_padded([9, 4])
-    options = {"max_new_tokens": 10, "do_sample": False}
-    plain = model.generate(**inputs, **options)
     given = {"method": "mtp", "model": str(tmp_path / "some-model-assistant"), "num_speculative_tokens": 2}
     merged = TreeSpeculation([load_drafter(given["model"], model), SuffixLookup()], tree=8)
     found = speed_up(model)
     try:
         assert isinstance(found.found.drafters[0], Assistant)
         for speculation in (from_config(given, target=model), merged, found):
-            assert model.generate(**inputs, **options, custom_generate=speculation).equal(plain)
+            identical(model, left_padded([9, 4]), speculation)
         assert merged.stats.num_draft_tokens > 0
     finally:
         found.restore()
@@ -169,10 +164,8 @@ def test_the_snippet_of_the_docs_runs():
 
 def test_it_runs_in_its_own_dtype(target):
     model = make_target().to(torch.bfloat16)
-    drafter = load_drafter(make_assistant(target), model)
-    out, stats = run(model, drafter, left_padded([6, 3]), 8, tree=BestFirst(6))
-    assert out.equal(model.generate(**left_padded([6, 3]), max_new_tokens=8, do_sample=False))
-    assert stats.num_draft_tokens > 0
+    speculation = TreeSpeculation(load_drafter(make_assistant(target), model), tree=6)
+    assert identical(model, left_padded([6, 3]), speculation, max_new_tokens=8).num_draft_tokens > 0
 
 
 def test_long_texts_end_drafting(target):

@@ -1,23 +1,18 @@
-"""DFlash and DSpark drafts: one distribution per depth, the most probable trees, the depth of a block. A head trained
-on a toy target drafts its tokens: context, anchors, depths and tokens are where training has them."""
+"""DFlash and DSpark drafts: one distribution per depth, the most probable trees, the depth of a block."""
 
 from itertools import product
 
 import pytest
 import torch
-from helpers import medusa_files, taught
+from helpers import medusa_files
 from helpers.dflash_files import AUTHORS, FULL, SLIDING, dspark, random_tensors, shape
 from helpers.head_files import layer_keys
 from helpers.head_runs import check_distributions, left_padded, make, run
-from helpers.taught import SIZE, VOCAB, Alternating, mean_acceptance
 from helpers.tiny import prompt, tiny_llama
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 
 from treespec import BestFirst, Chain, KAry
-from treespec.heads import DFlash
-from treespec.heads.dflash.module import DFlashConfig, DFlashHead, Span
-from treespec.heads.modules.layers import LayerConfig
 
 
 @pytest.fixture(scope="module")
@@ -128,48 +123,3 @@ def test_trees_are_as_deep_as_the_block_and_no_deeper(tmp_path, target, made, de
     depths = [int(step.trees.depths.max()) for step in drafter.steps]
     assert max(depths) == depth
     assert depths[-1] <= depth
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["dflash", "dspark"])
-def learned(request):
-    """The toy target, its embedding, and a head trained on blocks anchored anywhere in texts of two lengths."""
-    model, generator = Alternating(VOCAB), torch.Generator().manual_seed(0)
-    embedding = torch.randn(VOCAB, SIZE, generator=generator)
-    options = {"has_anchor_output": True, "markov_rank": 8, "block_size": 3} if request.param else {"block_size": 4}
-    layer = LayerConfig(SIZE, 64, 2, 1, 8, has_head_norms=True)
-    config = DFlashConfig(layer, VOCAB, VOCAB, SIZE, 1, mask_token=VOCAB - 1, spans=(Span(),), **options)
-    head = taught.fresh(DFlashHead, config, embedding)
-
-    def loss():
-        texts = torch.randint(0, VOCAB, (16, 2), generator=generator)
-        for _ in range(30):
-            texts = torch.cat([texts, model.changed[texts[:, -2:-1]]], 1)
-        lengths = torch.tensor([32, 24]).repeat(8).unsqueeze(1)
-        anchors = 1 + torch.randint(0, 2**30, (16, 8), generator=generator) % (lengths - 4)
-        outputs = head(texts, embedding[texts], anchors)
-        before = anchors.unsqueeze(-1) + torch.arange(3)
-        guessed_after, goals = (texts.gather(1, (before + i).flatten(1)).view_as(before) for i in (0, 1))
-        return torch.nn.functional.cross_entropy(head.read(outputs, guessed_after).flatten(0, -2), goals.flatten())
-
-    return model, embedding, taught.fit(head, loss)
-
-
-class Misplaced(taught.Misplaced, DFlash):
-    pass
-
-
-class Shifted(DFlash):
-    """Takes every depth's output for that of the depth above."""
-
-    def _read_block(self, num_depths):
-        return super()._read_block(num_depths).roll(-1, 1)
-
-
-def test_a_trained_head_is_mostly_right(learned):
-    assert mean_acceptance(learned, DFlash, Chain(3)) > 2.4
-    assert mean_acceptance(learned, DFlash, BestFirst(10)) > 2.9
-
-
-@pytest.mark.parametrize("kind", [Misplaced, Shifted])
-def test_misplaced_features_would_show(learned, kind):
-    assert mean_acceptance(learned, kind, Chain(3)) < 1.4

@@ -5,24 +5,25 @@ import pytest
 import torch
 from helpers import dflash_files, eagle3_files, eagle_files, medusa_files
 from helpers.dflash_files import AUTHORS, DFLASH2, FULL, SLIDING, dflash2, dspark
+from helpers.dflash_files import shape as dflash
 from helpers.doc_snippets import run_opening, run_snippet
 from helpers.eagle3_files import SAFEAILAB
 from helpers.head_files import SPECULATORS
 from helpers.head_runs import check_distributions, left_padded, make, run
 from helpers.medusa_files import random_heads
-from helpers.tiny import prompt, tiny_llama
+from helpers.tiny import identical, prompt, tiny_llama
 from helpers.wrong_heads import files_of
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 from benchmarks.joint_distribution.cases import PLAIN, VOCAB_SIZE, WARPED
 from benchmarks.joint_distribution.run import Case, run_case, tiny_models
-from treespec import BestFirst, Chain, KAry, Merge, Paths, TokenRecycling, load_drafter
+from treespec import BestFirst, Chain, KAry, Paths, TokenRecycling, TreeSpeculation, load_drafter
 from treespec.heads import Medusa
 from treespec.hf.introspect import CACHE_NAME
 from treespec.literature import StochasticBeam
 from treespec.policies import SpecExec
 
-EAGLE, DFLASH, DSPARK = eagle3_files.shape(hidden=32), dflash_files.shape(), dspark()
+EAGLE, DFLASH, DSPARK = eagle3_files.shape(hidden=32), dflash(), dspark()
 EAGLE_1, PARALLEL = eagle_files.shape(), eagle3_files.parallel()
 DEPTHS = {"dflash": DFLASH, "dspark": DSPARK, "dflash2": dflash2()}
 MODULES = {"eagle": EAGLE_1, "eagle3": EAGLE, "peagle": PARALLEL} | DEPTHS
@@ -37,10 +38,6 @@ def target():
 
 def eagle(**options):
     return eagle3_files.shape(**{"hidden": 32} | options)
-
-
-def dflash(**options):
-    return dflash_files.shape(**options)
 
 
 WINDOW = {"layer_types": [SLIDING], "sliding_window": 4}
@@ -158,21 +155,16 @@ GREEDY = [
 @pytest.mark.parametrize(("made", "name"), GREEDY)
 def test_greedy_output_is_plain_output(tmp_path, target, name, made):
     drafter, _ = make(tmp_path, target, made, seed=2)
-    inputs = left_padded([9, 1, 5, 2])
-    options = {"eos_token_id": [3, 11, 19, 27], "pad_token_id": 0, "top_k": None}
-    plain = target.generate(**inputs, max_new_tokens=24, do_sample=False, **options)
-    out, stats = run(target, drafter, inputs, 24, tree=POLICIES[name], **options)
-    assert torch.equal(out, plain)
-    assert stats.num_draft_tokens > 0
+    options = {"max_new_tokens": 24, "eos_token_id": [3, 11, 19, 27], "top_k": None}
+    speculation = TreeSpeculation(drafter, tree=POLICIES[name])
+    assert identical(target, left_padded([9, 1, 5, 2]), speculation, **options).num_draft_tokens > 0
 
 
 @every_kind
 def test_what_a_greedy_call_forbids_is_not_drafted(tmp_path, target, made):
     drafter, plain = make(tmp_path, target, made, seed=2)
-    options = {"suppress_tokens": plain.target_ids[::3]}
-    inputs = left_padded([9, 5])
-    out, _ = run(target, drafter, inputs, 12, tree=BestFirst(12), **options)
-    assert torch.equal(out, target.generate(**inputs, max_new_tokens=12, do_sample=False, **options))
+    options = {"suppress_tokens": plain.target_ids[::3], "max_new_tokens": 12}
+    identical(target, left_padded([9, 5]), TreeSpeculation(drafter, tree=12), **options)
     drafted = {token for step in drafter.steps for tree in step.trees.trees for token in tree.tokens[1:].tolist()}
     assert drafted <= set(plain.target_ids) - set(options["suppress_tokens"])
     assert len(drafted) > 9
@@ -181,18 +173,15 @@ def test_what_a_greedy_call_forbids_is_not_drafted(tmp_path, target, made):
 @every_kind
 def test_merged_with_a_drafter_that_reads_no_states(tmp_path, target, made):
     drafter, plain = make(tmp_path, target, made, seed=2)
-    inputs = left_padded([9, 5])
-    out, _ = run(target, Merge([drafter, TokenRecycling()]), inputs, 16)
-    assert torch.equal(out, target.generate(**inputs, max_new_tokens=16, do_sample=False))
+    identical(target, left_padded([9, 5]), TreeSpeculation([drafter, TokenRecycling()], tree=8))
     assert check_distributions(target, drafter, plain) > 20
 
 
 @every_kind
 def test_a_static_cache_of_the_target_changes_nothing(tmp_path, target, made):
     drafter, plain = make(tmp_path, target, made, seed=2)
-    inputs = left_padded([9, 5])
-    out, _ = run(target, drafter, inputs, 6, cache_implementation="static")
-    assert torch.equal(out, target.generate(**inputs, max_new_tokens=6, do_sample=False))
+    speculation, options = TreeSpeculation(drafter, tree=8), {"max_new_tokens": 6, "cache_implementation": "static"}
+    identical(target, left_padded([9, 5]), speculation, **options)
     assert check_distributions(target, drafter, plain) > 10
 
 
@@ -234,6 +223,14 @@ def test_drafting_ends_with_the_context(tmp_path, target, made):
     assert all(depth <= max(16 - length, 0) for depth, length in zip(depths, longest, strict=True))
     assert max(depths) > 2
     assert longest[-1] > 15
+
+
+def test_a_budget_grows_no_deeper_than_with_any_other_draft_model(tmp_path, target):
+    drafter, _ = make(tmp_path, target, eagle(draft_vocab=64), seed=4)
+    with torch.no_grad():
+        drafter.head.lm_head.weight *= 40  # so confident that every tree is a chain
+    run(target, drafter, {"input_ids": prompt(1, 6)}, 24, tree=20)
+    assert max(int(step.trees.depths.max()) for step in drafter.steps) == 8
 
 
 JOINT = {
@@ -306,17 +303,12 @@ def test_heads_run_in_their_own_dtype(tmp_path, kind, target_dtype, head_dtype):
     drafter, _ = make(tmp_path, model, made)
     drafter.head.to(head_dtype)
     model.to(target_dtype)
-    plain = model.generate(**inputs, max_new_tokens=8, do_sample=False)
-    out, stats = run(model, drafter, inputs, 8, tree=BestFirst(6))
-    assert torch.equal(out, plain)
-    assert stats.num_draft_tokens > 0
+    assert identical(model, inputs, TreeSpeculation(drafter, tree=6), max_new_tokens=8).num_draft_tokens > 0
     assert run(model, drafter, inputs, 8, do_sample=True, tree=KAry((2, 1)))[1].num_draft_tokens > 0
     assert drafter.head.fc.weight.dtype == head_dtype
 
 
 @pytest.mark.parametrize("target_dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_medusa_heads_follow_the_target(target_dtype):
-    model, inputs = tiny_llama().to(target_dtype), left_padded([6, 3])
-    out, stats = run(model, Medusa(random_heads()), inputs, 8, tree=BestFirst(6))
-    assert torch.equal(out, model.generate(**inputs, max_new_tokens=8, do_sample=False))
-    assert stats.num_draft_tokens > 0
+    model, speculation = tiny_llama().to(target_dtype), TreeSpeculation(Medusa(random_heads()), tree=6)
+    assert identical(model, left_padded([6, 3]), speculation, max_new_tokens=8).num_draft_tokens > 0

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 import torch
-from helpers.tiny import tiny_llama
+from helpers.tiny import identical, tiny_llama
 from helpers.wrong_heads import edit_config
 
 from treespec import KAry, TreeSpeculation, from_config, load_drafter
@@ -52,9 +52,7 @@ def test_a_kind_from_one_file_is_saved_loaded_and_drafts(folder, toy, do_sample)
 def test_a_kinds_name_is_a_method_of_configurations(folder):
     target = tiny_llama(num_layers=4)
     config = {"method": "toy", "model": str(folder), "num_speculative_tokens": 3}
-    speculation = from_config(config, target=target)
-    plain = target.generate(PROMPT, max_new_tokens=8, do_sample=False)
-    assert target.generate(PROMPT, max_new_tokens=8, do_sample=False, custom_generate=speculation).equal(plain)
+    identical(target, PROMPT, from_config(config, target=target))
     with pytest.raises(ConfigError, match="head of method 'toy', the configuration says 'eagle3'"):
         from_config(config | {"method": "eagle3"}, target=target)
 

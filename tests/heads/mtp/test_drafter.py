@@ -10,23 +10,13 @@ from helpers import zoo
 from helpers.doc_snippets import run_snippet
 from helpers.head_runs import Recorded, check_distributions, left_padded, run
 from helpers.mtp_files import PUBLISHED, PlainMtp, write
+from helpers.tiny import identical
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache, cache_utils, modeling_layers
 
 from benchmarks.joint_distribution.cases import PLAIN, VOCAB_SIZE, WARPED
 from benchmarks.joint_distribution.run import Case, run_case, tiny_models
-from treespec import (
-    BestFirst,
-    Chain,
-    KAry,
-    SuffixLookup,
-    TreeSpeculation,
-    from_config,
-    load_drafter,
-    load_mtp,
-    optimize,
-    speed_up,
-)
+from treespec import BestFirst, Chain, KAry, TreeSpeculation, from_config, load_drafter, load_mtp, optimize, speed_up
 from treespec.errors import CheckpointError
 from treespec.heads import Mtp
 from treespec.heads.mtp.module import unroll
@@ -131,8 +121,6 @@ def _kept(found, result):
 
 
 POLICIES = {"tree": KAry((2, 2, 1)), "best first": BestFirst(10), "chain": Chain(3), "auto": "auto"}
-
-
 EVERY_POLICY = ("deepseek_v3", "qwen3_5")
 GREEDY = [(name, policy) for name in PUBLISHED for policy in (POLICIES if name in EVERY_POLICY else ("tree",))]
 
@@ -140,29 +128,19 @@ GREEDY = [(name, policy) for name in PUBLISHED for policy in (POLICIES if name i
 @pytest.mark.parametrize(("name", "policy"), GREEDY)
 def test_greedy_output_is_plain_output(checkpoints, name, policy):
     target = checkpoints(name).target
-    inputs = left_padded([9, 1, 5, 2])
-    plain = target.generate(**inputs, max_new_tokens=16, do_sample=False)
-    out, stats = run(target, load_drafter("mtp", target), inputs, 16, tree=POLICIES[policy])
-    assert out.equal(plain)
+    speculation = TreeSpeculation(load_drafter("mtp", target), tree=POLICIES[policy])
+    stats = identical(target, left_padded([9, 1, 5, 2]), speculation)
     assert policy == "auto" or stats.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 def test_texts_shorter_than_there_are_layers(checkpoints, length):
     made = checkpoints("deepseek_v3", 3)
-    drafter, inputs = recorded(made), left_padded([length])
-    plain = made.target.generate(**inputs, max_new_tokens=9, do_sample=False, eos_token_id=None)
-    out, _ = run(made.target, drafter, inputs, 9, tree=KAry((2, 1, 1, 1)), eos_token_id=None)
-    assert out.equal(plain)
-    assert check_distributions(made.target, Late(drafter), PlainMtp(made)) > 10
-
-
-class Late:
-    """Steps whose text is longer than there are layers: before that some layers have nothing to read."""
-
-    def __init__(self, drafter):
-        self.hidden_layers = drafter.hidden_layers
-        self.steps = [step for step in drafter.steps if len(step.texts[0]) > 3]
+    drafter, options = recorded(made), {"max_new_tokens": 9, "eos_token_id": None}
+    identical(made.target, left_padded([length]), TreeSpeculation(drafter, tree=KAry((2, 1, 1, 1))), **options)
+    # Before a text is longer than there are layers, some of them have nothing to read.
+    drafter.steps = [step for step in drafter.steps if len(step.texts[0]) > 3]
+    assert check_distributions(made.target, drafter, PlainMtp(made)) > 10
 
 
 def test_long_prompts_are_read_in_parts(checkpoints, monkeypatch):
@@ -244,20 +222,9 @@ def test_a_damaged_draft_vocabulary_is_named(checkpoints, content, tmp_path):
 
 def test_the_layers_are_a_method_of_configurations(checkpoints):
     target = checkpoints("qwen3_5").target
-    inputs = left_padded([9, 4])
-    plain = target.generate(**inputs, max_new_tokens=10, do_sample=False)
     for method in ("mtp", "qwen3_next_mtp"):  # Also vLLM's older names.
         speculation = from_config({"method": method, "num_speculative_tokens": 2}, target=target)
-        assert target.generate(**inputs, max_new_tokens=10, do_sample=False, custom_generate=speculation).equal(plain)
-        assert speculation.stats.num_draft_tokens > 0
-
-
-def test_they_merge_with_others(checkpoints):
-    target = checkpoints("mimo").target
-    speculation = TreeSpeculation([load_mtp(target), SuffixLookup()], tree=8)
-    inputs = left_padded([9, 4])
-    plain = target.generate(**inputs, max_new_tokens=10, do_sample=False)
-    assert target.generate(**inputs, max_new_tokens=10, do_sample=False, custom_generate=speculation).equal(plain)
+        assert identical(target, left_padded([9, 4]), speculation).num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("name", ["mimo", "qwen3_5"])
@@ -282,10 +249,7 @@ def test_layers_can_read_states_before_the_last_norm(tmp_path, name):
     head, seen = drafter.head, {}
     for where, norm in (("target", last), *enumerate(layer.norm for layer in head.layers)):
         norm.register_forward_hook(lambda _, given, out, where=where: seen.update({where: (given[0], out)}))
-    inputs = left_padded([9, 5])
-    out, stats = run(target, drafter, inputs, 12, tree=BestFirst(6))
-    assert stats.num_draft_tokens > 0
-    assert out.equal(target.generate(**inputs, max_new_tokens=12, do_sample=False))
+    assert identical(target, left_padded([9, 5]), TreeSpeculation(drafter, tree=6)).num_draft_tokens > 0
     for where, (before, after) in seen.items():
         read = head.scales.before_targets(after) if where == "target" else head.scales.before_own(after, where)
         reader = head.layers[0].hidden_norm
@@ -299,20 +263,8 @@ def test_layers_run_in_their_own_dtype(tmp_path, name):
     drafter = load_mtp(target)
     target.to(torch.bfloat16)
     drafter.head.layers.to(torch.float32)
-    out, stats = run(target, drafter, inputs, 8, tree=BestFirst(6))
-    assert out.equal(target.generate(**inputs, max_new_tokens=8, do_sample=False))
-    assert stats.num_draft_tokens > 0
+    assert identical(target, inputs, TreeSpeculation(drafter, tree=6), max_new_tokens=8).num_draft_tokens > 0
     assert run(target, drafter, inputs, 8, do_sample=True, tree=KAry((2, 1)))[1].num_draft_tokens > 0
-
-
-def test_long_texts_end_drafting(checkpoints):
-    made = checkpoints("mimo")
-    drafter = recorded(made, max_length=12)
-    run(made.target, drafter, left_padded([9]), 12, tree=Chain(7), eos_token_id=None)
-    depths = [(len(step.texts[0]), int(step.trees.depths.max())) for step in drafter.steps]
-    assert all(depth <= max(13 - length, 0) for length, depth in depths)
-    assert max(depths)[0] > 12
-    assert min(depths)[1] > 2
 
 
 def test_the_snippet_of_the_docs_runs(capsys):
@@ -324,14 +276,11 @@ def test_the_snippet_of_the_docs_runs(capsys):
 def test_what_is_done_to_a_head_leaves_the_target_alone(checkpoints):
     made = checkpoints("mimo")
     before = {name: weight.clone() for name, weight in made.target.state_dict().items()}
-    drafter, inputs = load_mtp(made.target), left_padded([9, 4])
+    drafter = load_mtp(made.target)
     optimize(drafter.head, dtype=torch.int8)
     drafter.head.to(torch.float64)
     assert all(weight.equal(before[name]) for name, weight in made.target.state_dict().items())
-    plain = made.target.generate(**inputs, max_new_tokens=10, do_sample=False)
-    out, stats = run(made.target, drafter, inputs, 10, tree=BestFirst(6))
-    assert out.equal(plain)
-    assert stats.num_draft_tokens > 0
+    assert identical(made.target, left_padded([9, 4]), TreeSpeculation(drafter, tree=6)).num_draft_tokens > 0
 
 
 def test_speed_up_takes_them(checkpoints):
@@ -339,9 +288,7 @@ def test_speed_up_takes_them(checkpoints):
     speculation = speed_up(target)
     try:
         assert "the checkpoint's MTP layers" in str(speculation)
-        inputs = left_padded([9, 4])
-        plain = target.generate(**inputs, max_new_tokens=10, do_sample=False)
-        assert target.generate(**inputs, max_new_tokens=10, do_sample=False, custom_generate=speculation).equal(plain)
+        identical(target, left_padded([9, 4]), speculation)
     finally:
         speculation.restore()
 

@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
-from helpers.head_runs import Recorded, check_distributions, left_padded, run
+from helpers.head_runs import Recorded, check_distributions, left_padded
 from helpers.mtp_files import PlainMtp, write
+from helpers.tiny import identical
 from safetensors.torch import load_file, save_file
 
-from treespec import KAry, from_config, load_drafter, load_mtp
+from treespec import KAry, TreeSpeculation, from_config, load_drafter, load_mtp
 from treespec.errors import ConfigError
 from treespec.heads import Mtp
 
@@ -57,11 +58,8 @@ def test_converted_layers_draft_as_the_checkpoints_own(tmp_path, name):
     assert isinstance(loaded, Mtp)
     assert loaded.head.config.layout == "speculators"
     drafter = RecordedMtp(loaded.head, loaded.hidden_layers)
-    inputs = left_padded([9, 4])
-    out, stats = run(made.target, drafter, inputs, 6, tree=KAry((2, 2)))
-    assert torch.equal(out, made.target.generate(**inputs, max_new_tokens=6, do_sample=False))
+    identical(made.target, left_padded([9, 4]), TreeSpeculation(drafter, tree=KAry((2, 2))), max_new_tokens=6)
     assert check_distributions(made.target, drafter, PlainMtp(made)) > 20
-    assert stats.num_draft_tokens > 0
     with pytest.raises(ConfigError, match="leave out hidden_layers"):
         load_drafter(folder, made.target, hidden_layers=(1,))
     config = {"method": "mtp", "model": str(folder), "num_speculative_tokens": 2}

@@ -25,12 +25,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
-from helpers.accelerator.nested import tensors_in
+from helpers.accelerator.nested import mapped, tensors_in
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -161,12 +160,12 @@ class PretendAccelerator(TorchDispatchMode):
         if wanted is not None:
             kwargs["device"] = torch.device("cpu")
         kwargs.pop("pin_memory", None)
-        args, kwargs = _mapped(_inner, args), _mapped(_inner, kwargs)
+        args, kwargs = mapped(_inner, args), mapped(_inner, kwargs)
         if func is aten.histc.default:  # Integers, which a CPU does not count.
             args = (args[0].double(), *args[1:])
         out = (_exponential_ if func is aten.exponential_.default else func)(*args, **kwargs)
         own = {id(x.inner): x for x in here}  # What is written in place is the caller's own tensor.
-        return _mapped(lambda x: _wrapped(x, own), out) if is_here else out
+        return mapped(lambda x: _wrapped(x, own), out) if is_here else out
 
 
 class _Literals(TorchFunctionMode):
@@ -210,17 +209,6 @@ def _generator_class(real: type) -> type:
             return real.__new__(cls, "cpu")
 
     return Generator
-
-
-def _mapped(change: Callable[[Tensor], Tensor], x: Any) -> Any:
-    """`x` with each tensor in it changed."""
-    if isinstance(x, Tensor):
-        return change(x)
-    if isinstance(x, (tuple, list)):
-        return type(x)([_mapped(change, part) for part in x])
-    if isinstance(x, dict):
-        return {key: _mapped(change, value) for key, value in x.items()}
-    return x
 
 
 def _inner(x: Tensor) -> Tensor:

@@ -1,25 +1,19 @@
 """Trained heads on the pretended accelerator: tiny random heads, and the cases that draft with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from helpers import dflash_files, eagle3_files
 from helpers.accelerator.device import DEVICE, to_device
-from torch import nn
+from helpers.head_files import SPECULATORS
+from helpers.medusa_files import random_heads
 
 from treespec import Chain, KAry, TreeSpeculation
-from treespec.heads import DFlash, Eagle3, Medusa, MedusaHead, MedusaHeads
-from treespec.heads.dflash.module import DFlashConfig, DFlashHead
-from treespec.heads.eagle3.module import Eagle3Config, Eagle3Head
-from treespec.heads.modules.layers import LayerConfig
-from treespec.protocols import Drafter
-
-HIDDEN, VOCAB, DRAFT_VOCAB = 32, 64, 40
-"""Sizes of the models' hidden states and vocabulary, see `tiny_models`, and of a reduced vocabulary."""
-LAYER = LayerConfig(HIDDEN, 40, num_heads=4, num_key_heads=2, head_dim=8)
-FULL: dict[str, Any] = {"vocab_size": VOCAB, "draft_vocab_size": VOCAB, "target_hidden_size": HIDDEN}
+from treespec.heads import DFlash, Eagle3, Medusa
+from treespec.heads.files.build import build_head
+from treespec.heads.files.checkpoint import read_checkpoint
 
 
 def head_cases(settings: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Callable[[Any], TreeSpeculation], Any]]:
@@ -30,56 +24,30 @@ def head_cases(settings: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Calla
             for shape, tree in shapes.items():
                 yield (
                     f"{name}, {shape}, {setting}",
-                    lambda draft, make=make, t=tree: TreeSpeculation(make(draft.device), tree=t, seed=0),
+                    lambda draft, make=make, t=tree: TreeSpeculation(placed(make(), draft.device), tree=t, seed=0),
                     extra,
                 )
 
 
-def eagle3(device: torch.device) -> Drafter:
-    """EAGLE-3 with a reduced vocabulary."""
-    config = Eagle3Config(LAYER, VOCAB, DRAFT_VOCAB, HIDDEN)
-    return Eagle3(random_head(Eagle3Head, config, device), (0, 1, 2))
+def eagle3() -> Eagle3:
+    """With a reduced vocabulary."""
+    made = eagle3_files.shape(hidden=32, extras=("embedding",))
+    with TemporaryDirectory() as folder:
+        files = eagle3_files.write(folder, made, eagle3_files.random_tensors(made), SPECULATORS)
+        return Eagle3(build_head(read_checkpoint(files)), made["hidden_layers"])
 
 
-def dflash(device: torch.device) -> Drafter:
-    """DFlash, whose nodes of a depth share a distribution."""
-    config = DFlashConfig(LAYER, num_features=2, block_size=5, mask_token=VOCAB - 1, **FULL)
-    return DFlash(random_head(DFlashHead, config, device), (1, 2))
-
-
-def dspark(device: torch.device) -> Drafter:
-    """DFlash with a Markov head."""
-    extras: dict[str, Any] = {"has_anchor_output": True, "markov_rank": 4}
-    config = DFlashConfig(LAYER, num_features=2, block_size=4, mask_token=VOCAB - 1, **FULL, **extras)
-    return DFlash(random_head(DFlashHead, config, device), (1, 2))
-
-
-def medusa(device: torch.device) -> Drafter:
-    """Four heads of one block."""
-    generator = torch.Generator().manual_seed(0)
-
-    def head() -> MedusaHead:
-        weight, output = (torch.randn(size, HIDDEN, generator=generator) for size in (HIDDEN, VOCAB))
-        return MedusaHead(((0.1 * weight, None),), 0.5 * output)
-
-    heads = MedusaHeads(tuple(head() for _ in range(4)))
-    return Medusa(heads if device.type == "cpu" else heads.to(device, torch.float32))
-
-
-DRAFTERS: dict[str, Callable[[torch.device], Drafter]] = {
+DRAFTERS: dict[str, Callable[[], Any]] = {
     "EAGLE-3": eagle3,
-    "DFlash": dflash,
-    "DSpark": dspark,
-    "Medusa": medusa,
+    # Nodes of a depth share a distribution.
+    "DFlash": lambda: DFlash(dflash_files.random_head(dflash_files.shape(block=5, draft_vocab=64)), (1, 2)),
+    "DSpark": lambda: DFlash(dflash_files.random_head(dflash_files.dspark(block=4, draft_vocab=64)), (1, 2)),
+    "Medusa": lambda: Medusa(random_heads(4, has_bias=False)),  # It follows the target by itself.
 }
 
 
-def random_head(kind: type[Eagle3Head | DFlashHead], config: Any, device: torch.device) -> Any:
-    """A head of random weights, always the same, where the models are."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.arange(config.vocab_size)[-config.draft_vocab_size :]
-    head = kind(config, torch.randn(VOCAB, HIDDEN, generator=generator), ids)
-    for weight in head.parameters():
-        if weight.ndim > 1:
-            nn.init.normal_(weight, 0.0, 0.3, generator=generator)
-    return to_device(head.eval()) if device == DEVICE else head.eval().to(device)
+def placed(drafter: Any, device: torch.device) -> Any:
+    """The drafter, its head where the models are."""
+    if not isinstance(drafter, Medusa):
+        to_device(drafter.head) if device == DEVICE else drafter.head.to(device)
+    return drafter

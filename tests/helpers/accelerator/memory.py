@@ -1,7 +1,5 @@
 """The bytes of all tensors on the pretended accelerator."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -4,8 +4,6 @@ A tiny model, a batch of three ragged rows; the prompt's pass is left out. Kerne
 apart, as treespec cannot change them. What is left is treespec's own share of a step.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +14,9 @@ from unittest.mock import patch
 import torch
 from helpers.accelerator.device import DEVICE, PretendAccelerator, to_device
 from helpers.accelerator.heads import head_cases
+from helpers.tiny import noisy_copy, padded, prompt, tiny_llama
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from treespec import Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.engine import loop
@@ -67,12 +66,8 @@ def cases() -> Iterator[Case]:
 
 def tiny_models() -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
     """A target of two layers and a noisy copy of it."""
-    torch.manual_seed(0)
-    sizes: Any = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=64, num_key_value_heads=2, initializer_range=0.3, **sizes)
-    model, draft = LlamaForCausalLM(config).eval(), LlamaForCausalLM(config).eval()
-    draft.load_state_dict({k: v + 0.03 * torch.randn_like(v) for k, v in model.state_dict().items()})
-    return model, draft
+    target = tiny_llama()
+    return target, noisy_copy(target, 0.1)
 
 
 @cache
@@ -87,9 +82,8 @@ def models_on(device: torch.device) -> tuple[LlamaForCausalLM, LlamaForCausalLM]
 
 def prompts() -> tuple[Tensor, Tensor]:
     """int64 [3, 9] and its mask, the second row with left padding."""
-    ids, mask = torch.randint(1, 64, (3, 9), generator=torch.Generator().manual_seed(0)), torch.ones(3, 9).long()
-    ids[1, :4], mask[1, :4] = 0, 0
-    return ids, mask
+    inputs = padded(prompt(3, 9, seed=0), [0, 4, 0])
+    return inputs["input_ids"], inputs["attention_mask"]
 
 
 @contextmanager

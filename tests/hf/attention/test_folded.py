@@ -12,7 +12,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from treespec.hf import TreeScorer
 from treespec.hf.attention import folded
 from treespec.hf.attention.folded import NAME, FoldedAttention, folded_attention
-from treespec.tree import TokenTree
 
 PARENTS = torch.tensor([[-1, 0, 0, 1, 2, 2]])
 
@@ -123,17 +122,3 @@ def test_the_configuration_is_restored_after_errors_and_nested_passes():
         fail()
     assert model.config._attn_implementation == "sdpa"
     assert not folded._num_passes
-
-
-def test_planted_bug_a_mask_repeated_in_the_wrong_order_is_seen(monkeypatch):
-    def interleaved(mask, num_groups, dtype, _):
-        additive = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
-        return additive.repeat_interleave(num_groups, 2)
-
-    model, ids = build("llama"), prompts(1, 8)
-    tree = TokenTree(prompts(1, 6, seed=1)[0], PARENTS[0])
-    monkeypatch.setattr(folded, "_made_of", interleaved)
-    scorer = prefilled(TreeScorer(model), ids)
-    logits = scorer.extend(tree.tokens.unsqueeze(0), PARENTS).logits[0, 5]
-    path = tree.tokens[[0, 2, 5]].unsqueeze(0)
-    assert (logits - model(torch.cat([ids, path], dim=1)).logits[0, -1]).abs().max() > 0.1

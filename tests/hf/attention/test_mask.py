@@ -1,6 +1,6 @@
 """Tree attention masks against networkx ancestors, in every form that models take; planted bugs: helpers/rounds.py."""
 
-from typing import Any, get_args
+from typing import get_args
 
 import networkx
 import pytest
@@ -9,7 +9,7 @@ from helpers.rounds import NAMES
 from helpers.zoo import WINDOW, config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import BambaConfig, Llama4TextConfig, LlamaConfig, MistralConfig, PreTrainedConfig
+from transformers import BambaConfig, Llama4TextConfig, LlamaConfig, PreTrainedConfig
 
 from treespec.errors import InvalidTreeError, UnsupportedModelError
 from treespec.hf.attention.mask import (
@@ -17,11 +17,10 @@ from treespec.hf.attention.mask import (
     CachedSlots,
     Reach,
     attention_layout,
-    is_known_chain,
     pending_attention,
     tree_attention_mask,
 )
-from treespec.tree import TokenTree, TreeBatch
+from treespec.tree import TokenTree
 
 
 def with_attention(config: PreTrainedConfig, attention: str) -> PreTrainedConfig:
@@ -104,26 +103,6 @@ SINGLE = TokenTree.chain([1])
 
 
 class TestForms:
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-    def test_sdpa_takes_bool_and_eager_additive(self, dtype):
-        attention = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "sdpa"))
-        allowed: Any = attention.mask
-        mask = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "eager"), dtype=dtype).mask
-        assert (allowed.dtype, allowed.shape, mask.dtype) == (torch.bool, (1, 1, 4, 9), dtype)
-        assert attention.position_ids.tolist() == [[5, 6, 6, 7]]
-        assert torch.equal(mask == 0, allowed)
-        assert torch.equal(mask == torch.finfo(dtype).min, ~allowed)
-
-    def test_flex_attention_takes_block_masks(self):
-        allowed = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "sdpa")).mask
-        block = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "flex_attention")).mask
-        assert isinstance(allowed, torch.Tensor)
-        assert tuple(block.seq_lengths) == (4, 9)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
-        for query in range(4):
-            for key in range(9):
-                index = (torch.tensor(i) for i in (0, 0, query, key))
-                assert block.mask_mod(*index) == allowed[0, 0, query, key]  # pyright: ignore
-
     def test_models_with_layer_types_take_a_dict(self):
         config = with_attention(config_of("gemma3_text"), "sdpa")
         mask = tree_attention_mask(TREE, 2 * WINDOW, config).mask
@@ -132,24 +111,10 @@ class TestForms:
         assert mask["full_attention"][0, 0, 3].sum() == 2 * WINDOW + 3
         assert mask["sliding_attention"][0, 0, 3].sum() == WINDOW
 
-    def test_models_with_one_window_take_one_tensor(self):
-        mask = tree_attention_mask(TREE, 20, with_attention(MistralConfig(sliding_window=WINDOW), "sdpa")).mask
-        assert isinstance(mask, torch.Tensor)
-        assert mask[0, 0].sum(-1).tolist() == [WINDOW] * 4
-
     def test_chunks(self):
         config = Llama4TextConfig(attention_chunk_size=4, layer_types=["chunked_attention", "full_attention"] * 24)
         layout = attention_layout(with_attention(config, "sdpa"))
         assert layout.reaches == {"chunked_attention": Reach("chunked", 4), "full_attention": Reach("full")}
-
-    def test_trees_of_different_sizes(self):
-        batch = [TREE, SINGLE]
-        attention = tree_attention_mask(batch, 3, with_attention(LlamaConfig(), "sdpa"))
-        expected, positions = oracle([[-1, 0, 0, 2], [-1, -2, -2, -2]], [[True] * 3] * 2, Reach("full"))
-        assert torch.equal(attention.mask[:, 0], expected)  # pyright: ignore
-        assert torch.equal(attention.position_ids, positions)
-        from_batch = tree_attention_mask(TreeBatch.from_trees(batch), 3, with_attention(LlamaConfig(), "sdpa"))
-        assert torch.equal(from_batch.mask, attention.mask)  # pyright: ignore
 
 
 class TestNoMask:
@@ -172,22 +137,6 @@ class TestNoMask:
         attention = tree_attention_mask(CHAIN, cached, with_attention(LlamaConfig(), "sdpa"))
         assert attention.mask is not None
         assert attention.position_ids.tolist() == [[5, 6, 7]]
-
-    def test_not_for_trees(self):
-        assert tree_attention_mask([CHAIN, TREE], 6, with_attention(LlamaConfig(), "sdpa")).mask is not None
-
-    @pytest.mark.parametrize(
-        ("parents", "is_chain"),
-        [
-            ([[-1]], True),
-            ([[-1, 0, 1], [-1, 0, -2]], True),
-            ([[-1, -1]], False),
-            ([[-1, 0, 0]], False),
-            ([[-1, 0, 1], [-1, -2, 0]], False),
-        ],
-    )
-    def test_known_chains(self, parents, is_chain):
-        assert is_known_chain(torch.tensor(parents)) is is_chain
 
 
 class TestMisuse:

@@ -2,13 +2,15 @@
 
 from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from helpers.tiny import identical, lookups
-from helpers.zoo import SIZES
+from helpers import zoo
+from helpers.tiny import identical, lookups, padded
+from helpers.zoo import BY_NAME, SIZES, Architecture, build
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, LogitsProcessor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -30,27 +32,16 @@ LONG = {
     "short_factor": [1.0] * 4,
     "long_factor": [4.0 + i for i in range(4)],
 }
-DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
+MIXED = {"full_attention": DYNAMIC, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+MSCALE = LONG | {"long_mscale": 1.3, "short_mscale": 1.1}
+SHORT, READ_AGAIN_AFTER = {"max_position_embeddings": THRESHOLD}, {"original_max_position_embeddings": THRESHOLD}
+WINDOWS = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "dynamic": ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": THRESHOLD}),
+    "dynamic": ("llama", {"rope_parameters": DYNAMIC} | SHORT),
     "longrope": ("llama", {"rope_parameters": LONG}),
-    "by layer type": (
-        "gemma3_text",
-        {
-            "max_position_embeddings": THRESHOLD,
-            "rope_parameters": {"full_attention": DYNAMIC, "sliding_attention": DEFAULT},
-            "layer_types": ["full_attention", "sliding_attention"],
-            "sliding_window": 8,
-        },
-    ),
-    "reread, mscale": (
-        "phimoe",
-        {
-            "rope_parameters": {**LONG, "long_mscale": 1.3, "short_mscale": 1.1},
-            "num_local_experts": 2,
-        },
-    ),
-    "reread": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": THRESHOLD}),
+    "by layer type": ("gemma3_text", {"rope_parameters": MIXED} | SHORT | WINDOWS),
+    "reread, mscale": ("phimoe", {"rope_parameters": MSCALE, "num_local_experts": 2}),
+    "reread": ("phi3", {"rope_parameters": LONG} | READ_AGAIN_AFTER),
 }
 MANY_ENDS = list(range(3, 15))
 """Rows meet them at different lengths."""
@@ -59,9 +50,7 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "pad_token_
 
 def fresh(name: str) -> Any:
     model_type, settings = deepcopy(MODELS[name])  # Configurations change what they are given.
-    torch.manual_seed(0)
-    sizes = {**SIZES, "head_dim": 8, "num_key_value_heads": 4, **settings}
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes)).eval()
+    return build(Architecture(model_type, {"head_dim": 8, "num_key_value_heads": 4} | settings))
 
 
 @cache
@@ -88,11 +77,9 @@ def tiny(name: str) -> Any:
     return model
 
 
-def prompts(*lengths: int, seed: int = 0) -> dict[str, torch.Tensor]:
+def prompts(*lengths: int) -> dict[str, torch.Tensor]:
     """Left-padded rows."""
-    ids = torch.randint(3, 96, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(seed))
-    mask = (torch.arange(max(lengths)) >= max(lengths) - torch.tensor(lengths)[:, None]).long()
-    return {"input_ids": ids * mask, "attention_mask": mask}
+    return padded(zoo.prompts(len(lengths), max(lengths)), [max(lengths) - length for length in lengths])
 
 
 def decoded(name: str, inputs: dict[str, Any], speculation: Any = None, **options: Any) -> torch.Tensor:
@@ -147,11 +134,18 @@ def continued(name: str, length: int, num_cached: int, speculation: Any = None) 
     return model.generate(**inputs, **OPTIONS, **{CACHE_NAME: cache}, custom_generate=speculation)
 
 
-@pytest.mark.parametrize("name", ["dynamic", "longrope"])
-@pytest.mark.parametrize("num_cached", [5, THRESHOLD])
-def test_a_filled_cache_is_continued(name, num_cached):
-    texts = [continued(name, THRESHOLD + 8, num_cached, speculation) for speculation in (lookups(), None)]
-    assert torch.equal(*texts)
+READ_AGAIN = pytest.mark.skipif(not READS_ALL_AGAIN, reason="decodes plainly")
+FILLED = [(name, THRESHOLD + 8, num_cached) for name in ("dynamic", "longrope") for num_cached in (5, THRESHOLD)]
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "num_cached"),
+    [*FILLED, *(pytest.param("reread", 8, num_cached, marks=READ_AGAIN) for num_cached in (5, 7))],
+)
+def test_a_filled_cache_is_continued(name, length, num_cached):
+    plain, speculation = continued(name, length, num_cached), lookups()
+    for _ in range(2):
+        assert torch.equal(continued(name, length, num_cached, speculation), plain)
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope"])
@@ -162,15 +156,12 @@ def test_a_static_cache(name):
 
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
 def test_a_model_with_states_decodes_longer_texts_plainly():
-    types = ["linear_attention", "full_attention"]
-    options = {"layer_types": types, "max_position_embeddings": THRESHOLD, "rope_parameters": dict(DYNAMIC)}
-    linear = {f"linear_{name}": 8 for name in ("key_head_dim", "value_head_dim")}
-    linear |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 3}
-    sizes = SIZES | {"head_dim": 32, "num_experts": 0, "pad_token_id": 0} | options | linear
+    known = BY_NAME["qwen3_next"]
 
     def fresh_one() -> Any:
-        torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_next", **sizes)).eval()
+        return build(
+            replace(known, options={**known.options, **SHORT, "head_dim": 32, "rope_parameters": dict(DYNAMIC)})
+        )
 
     assert identical(fresh_one, prompts(6), **OPTIONS).num_draft_tokens == 0
 
@@ -191,14 +182,6 @@ def test_compiled_passes_are_refused_by_name():
     assert [rope.is_exceeded_by(longest) for longest in (THRESHOLD, THRESHOLD + 1, None)] == [False, True, True]
 
 
-@pytest.mark.skipif(not READS_ALL_AGAIN, reason="decodes plainly")
-@pytest.mark.parametrize("num_cached", [5, 7])
-def test_a_filled_cache_of_a_text_that_is_read_again(num_cached):
-    speculation = lookups()
-    for _ in range(2):
-        assert torch.equal(continued("reread", 8, num_cached, speculation), continued("reread", 8, num_cached))
-
-
 @pytest.mark.filterwarnings("ignore:.*one token at a time")
 def test_a_batch_that_is_read_again_takes_no_filled_cache():
     model, cache, inputs = tiny("reread"), DynamicCache(), prompts(8, 8)
@@ -217,7 +200,7 @@ class Forced(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).index_fill(1, self.text[input_ids.shape[1]], 0)
 
 
-@pytest.mark.skipif(not READS_ALL_AGAIN, reason="decodes plainly")
+@READ_AGAIN
 @pytest.mark.parametrize("length", [5, THRESHOLD])
 def test_sampled_texts_that_are_read_again_have_the_logits_of_plain_passes(length):
     inputs, options = prompts(length), OPTIONS | {"output_logits": True, "return_dict_in_generate": True}

@@ -140,12 +140,7 @@ SAMPLED = {"plain": {"top_k": 0}, "warped": WARPED}
 
 @pytest.mark.parametrize(
     ("form", "kind", "name"),
-    [
-        ("dense", Trie, "plain"),
-        ("dense", Table, "warped"),
-        ("walk", Trie, "warped"),
-        ("walk", Table, "plain"),
-    ],
+    [("dense", Trie, "plain"), ("dense", Table, "warped"), ("walk", Trie, "warped"), ("walk", Table, "plain")],
     indirect=["form"],
 )
 @pytest.mark.usefixtures("form")

@@ -6,12 +6,12 @@ import pytest
 import torch
 from helpers import zoo
 from helpers.tiny import identical, lookups, prompt, tiny_llama
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 import treespec
 from treespec import Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
-from treespec.errors import ConfigError, InvalidTreeError, LogitsError
+from treespec.errors import ConfigError
 from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.recurrent import operators
 
@@ -103,16 +103,6 @@ def test_processors_of_other_dtypes(target, draft, dtype, do_sample):
         assert do_sample or torch.equal(out, target.generate(ids, **options))
 
 
-def test_a_processor_of_another_shape_is_refused(target, draft):
-    with pytest.raises(LogitsError, match="shape"):
-        target.generate(
-            prompt(),
-            **OPTIONS,
-            logits_processor=[Other(lambda s: s[:, 1:])],
-            custom_generate=TreeSpeculation(draft),
-        )
-
-
 def test_heads_wider_than_the_configuration_says(draft):
     target = tiny_llama()
     wide = torch.nn.Linear(32, 72, bias=False)
@@ -140,61 +130,6 @@ def test_one_object_decodes_one_call_at_a_time(target, draft):
     with pytest.raises(ConfigError, match="already"):
         target.generate(prompt(), **OPTIONS, stopping_criteria=[again], custom_generate=speculation)
     target.generate(prompt(), **OPTIONS, custom_generate=speculation)
-
-
-class Misguided(SuffixLookup):
-    """Proposes what the engine cannot use."""
-
-    def __init__(self, change):
-        super().__init__()
-        self.change = change
-
-    def propose(self, max_depth):
-        return self.change(super().propose(max_depth))
-
-
-def with_tokens(trees, change):
-    return treespec.TreeBatch(change(trees.tokens), trees.parents)
-
-
-WRONG = {
-    "a wrong root": (lambda trees: with_tokens(trees, lambda t: t + 1), "roots"),
-    "an id beyond the vocabulary": (
-        lambda trees: with_tokens(trees, lambda t: torch.cat([t[:, :1], t[:, 1:] + 99], 1)),
-        "vocabulary",
-    ),
-    "nothing": (lambda trees: None, "NoneType"),
-    "too few rows": (lambda trees: treespec.TreeBatch(trees.tokens[:1], trees.parents[:1]), "2 trees"),
-}
-
-
-@pytest.mark.parametrize(("change", "words"), WRONG.values(), ids=WRONG.keys())
-def test_a_drafter_that_proposes_nonsense(target, change, words):
-    ids = prompt(1, 6).repeat(2, 3)
-    with pytest.raises(InvalidTreeError, match=words):
-        target.generate(ids, **OPTIONS, custom_generate=TreeSpeculation(Misguided(change), tree=6))
-
-
-@pytest.mark.parametrize(
-    ("tree", "rule"),
-    [(KAry((2, 2), children="iid"), "traversal"), (KAry((3, 1), children="mixed"), "recursive"), (12, "traversal")],
-)
-def test_walks_and_dense_rules_sample_the_same_tokens(target, draft, tree, rule, monkeypatch):
-    ids, options = prompt(4), {"max_new_tokens": 20, "do_sample": True, "top_k": 20, "repetition_penalty": 1.2}
-
-    def run():
-        speculation = TreeSpeculation(draft, tree=tree, verification=rule, seed=3)
-        return target.generate(ids, **options, custom_generate=speculation)
-
-    dense = run()
-    monkeypatch.setattr("treespec.verification.dispatch.DENSE_ON_CPU", 0)
-    assert torch.equal(run(), dense)
-
-
-def test_stop_strings_of_a_generation_config_need_the_tokenizer(target, draft):
-    config = GenerationConfig(stop_strings=["x"], **OPTIONS)
-    with pytest.raises(ConfigError, match="tokenizer"):
-        treespec.generate(target, prompt(), TreeSpeculation(draft), generation_config=config)
 
 
 @pytest.mark.parametrize("rule", ["optimal_transport", "transport_traversal"])

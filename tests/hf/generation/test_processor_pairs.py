@@ -59,9 +59,7 @@ OF_OTHER_MODES = {
     "ClassifierFreeGuidance",
     "DiaClassifierFreeGuidance",
     "DiaEOSChannelFilter",
-} | {
-    *("DiaEOSDelayPattern", "WhisperTimeStamp", "WhisperNoSpeechDetection", "BarkEosPrioritizer"),
-}
+} | {*("DiaEOSDelayPattern", "WhisperTimeStamp", "WhisperNoSpeechDetection", "BarkEosPrioritizer")}
 """Made by the `generate` of single encoder-decoder or sound models."""
 
 

@@ -3,11 +3,7 @@
 import pytest
 import torch
 from helpers.tiny import tiny_llama
-from transformers import (
-    LogitsProcessorList,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-)
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
 
 from treespec import TokenRecycling, TreeSpeculation

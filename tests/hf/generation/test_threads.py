@@ -22,16 +22,7 @@ DRAFTERS = {
     "block": lambda: DFlash(random_head(dspark(hidden_layers=(0, 1))), (0, 1)),
     "lookups": lambda: [TokenRecycling(), SuffixLookup()],
 }
-COPIES = {
-    "pickle": lambda part: pickle.loads(pickle.dumps(part)),
-    "deepcopy": copy.deepcopy,
-    "copy": copy.copy,
-}
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny_llama()
+COPIES = {"pickle": lambda part: pickle.loads(pickle.dumps(part)), "deepcopy": copy.deepcopy, "copy": copy.copy}
 
 
 def at_once(calls):

@@ -89,14 +89,6 @@ def drop(ending):
     return edit
 
 
-def rename(old, new):
-    def edit(tensors):
-        for name in [name for name in tensors if old in name]:
-            tensors[name.replace(old, new)] = tensors.pop(name)
-
-    return edit
-
-
 def put(name, tensor):
     return lambda tensors: tensors.update({name: tensor})
 

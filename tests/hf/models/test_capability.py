@@ -57,11 +57,6 @@ def test_a_decoder_made_of_an_encoder_is_served():
     assert BartForCausalLM(BART).config.is_encoder_decoder is False
 
 
-@pytest.mark.parametrize("name", ["llama", "bloom", "mistral", "gemma3n_text"])
-def test_attention_keeps_no_states(name):
-    assert not keeps_states(build(name))
-
-
 @pytest.mark.parametrize(("name", "capability"), [("lfm2", Capability.CHAIN), ("jamba", Capability.PLAIN)])
 def test_states_are_found_and_named(name, capability):
     model = build(name)

@@ -86,15 +86,6 @@ def test_hooks_that_look_at_a_pass_decode_plainly(kind, is_late):
     assert identical(model, PROMPT, speculation, times=2, **OPTIONS).num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("is_late", [False, True], ids=["before the first use", "between calls"])
-def test_hooks_on_all_positions_decode_by_trees(is_late):
-    model, speculation = tiny_llama(), lookups()
-    if is_late:
-        decoded(model, speculation)
-    register(model, "everywhere")
-    assert identical(model, PROMPT, speculation, times=2, **OPTIONS).num_draft_tokens > 0
-
-
 @pytest.mark.parametrize("kind", ["object", "partial"])
 def test_hooks_that_are_not_functions_are_seen(kind):
     model = tiny_llama()
@@ -209,10 +200,12 @@ class Wrapped(nn.Module):
 
 
 def wrap(model: Any, kind: str, where: str) -> None:
-    """Puts a module of one's own in place of a layer, of a part of it, or of its class."""
+    """Registers a hook, or puts a module of one's own in place of a layer, of a part of it, or of its class."""
     change = getattr(Steering(model.config.hidden_size), kind)
     layers, layer = model.model.layers, model.model.layers[0]
-    if where == "layer":
+    if where == "hook":
+        layer.register_forward_hook(change)
+    elif where == "layer":
         layers[0] = Wrapped(layer, change)
     elif where == "part":
         layer.mlp = Wrapped(layer.mlp, change)
@@ -227,8 +220,9 @@ def _changed(kind: Any, change: Any) -> Any:
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
 @pytest.mark.parametrize(
     ("where", "kind", "is_late"),
-    [("layer", "last_position", False), ("layer", "single_tokens", False), ("layer", "prompts", False),
-     ("layer", "everywhere", True), ("part", "last_position", True), ("part", "everywhere", False),
+    [("hook", "everywhere", False), ("hook", "everywhere", True), ("layer", "last_position", False),
+     ("layer", "single_tokens", False), ("layer", "prompts", False), ("layer", "everywhere", True),
+     ("part", "last_position", True), ("part", "everywhere", False),
      ("class", "last_position", False), ("class", "last_position", True), ("class", "everywhere", False)],
 )  # fmt: skip
 def test_modules_of_ones_own_are_as_hooks(where, kind, is_late):

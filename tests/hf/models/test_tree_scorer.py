@@ -5,7 +5,7 @@ import torch
 from helpers.medusa_files import random_heads
 from helpers.rounds import NAMES, PLANTED, PROMPT_LENGTH, RAGGED_LENGTHS, Game, prefilled, uncached_logits
 from helpers.zoo import SIZES, VOCAB_SIZE, WINDOW, build
-from transformers import Cache, DynamicCache
+from transformers import DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from treespec.engine.loop import Run, speculate
@@ -107,21 +107,6 @@ def test_forests_and_padding_rows():
     torch.testing.assert_close(logits, torch.stack(expected), atol=TOLERANCE, rtol=0)
 
 
-def test_hidden_states_are_returned_when_wanted():
-    model = build("llama")
-    layers = (0, 1, -1)
-    scorer = scorer_for(model, hidden_layers=layers)
-    ids = torch.arange(1, 13).unsqueeze(0)
-    prompt_states = scorer.prefill(ids[:, :9], torch.ones(1, 9, dtype=torch.bool))
-    scores = scorer.extend(ids[:, 9:], torch.tensor([[-1, 0, 1]]))
-    with torch.no_grad():
-        expected = model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
-    assert tuple(prompt_states) == tuple(scores.hidden_states) == layers == scorer.hidden_layers
-    for layer in layers:
-        torch.testing.assert_close(prompt_states[layer], expected[layer][:, :9], atol=TOLERANCE, rtol=0)
-        torch.testing.assert_close(scores.hidden_states[layer], expected[layer][:, 9:], atol=TOLERANCE, rtol=0)
-
-
 def test_hidden_states_of_columns_that_were_computed_only():
     model = build("llama")
     scorer = scorer_for(model, hidden_layers=(1,))
@@ -210,10 +195,6 @@ class TestLimits:
         with pytest.raises(ContextFullError):
             scorer.prefill(torch.ones(1, 257, dtype=torch.int64), torch.ones(1, 257, dtype=torch.bool))
 
-    @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3_text", "deepseek_v3"])
-    def test_computed_positions_do_not(self, name):
-        assert scorer_for(build(name)).max_positions is None
-
     def test_static_cache_is_full(self):
         ids = torch.ones(1, 8, dtype=torch.int64)
         scorer = prefilled(TreeScorer(build("llama"), max_cache_len=12), ids)
@@ -284,11 +265,3 @@ def test_planted_bugs_make_far_more_than_rounding(bug, monkeypatch):
     assert game.play(3) > 0.1
     if bug == "compaction forgotten":
         assert game.cache_error() > 0.1
-
-
-def test_new_caches_keep_all_tokens_of_sliding_layers():
-    for is_static in (False, True):
-        ids = torch.ones(1, 3 * WINDOW, dtype=torch.int64)
-        scorer = prefilled(scorer_for(build("gemma3_text"), is_static), ids)
-        assert isinstance(scorer.cache, Cache)
-        assert all(int(layer.get_seq_length()) == 3 * WINDOW for layer in scorer.cache.layers)

@@ -1,12 +1,9 @@
 """Inkling's biases by distance and query temperatures: of positions in trees, as plain passes have them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
-from helpers.hybrids import SizedTrees
 from helpers.rounds import Game
 from helpers.tiny import identical
 from helpers.zoo import BY_NAME, VOCAB_SIZE, build, prompts
@@ -17,6 +14,7 @@ from treespec.errors import TreespecWarning
 from treespec.hf import make_scorer
 from treespec.hf.recurrent import distance_bias
 from treespec.hf.recurrent.scorer import StateScorer
+from treespec.lab.selftest.drafters import Planted
 from treespec.policies import BestFirst
 
 pytestmark = pytest.mark.skipif("inkling_text" not in CONFIG_MAPPING, reason="needs a newer transformers")
@@ -63,5 +61,5 @@ def test_texts_are_those_of_plain_generate(padding, num_nodes):
     options = {"attention_mask": mask.long(), "max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
     options["eos_token_id"] = VOCAB_SIZE + 1
     plain = model.generate(ids, **options)
-    drafter = TokenRecycling() if num_nodes == 1 else SizedTrees(plain[:, LENGTH:].tolist(), num_nodes)
+    drafter = TokenRecycling() if num_nodes == 1 else Planted(plain[:, LENGTH:].tolist(), VOCAB_SIZE, 6)
     identical(model, ids, TreeSpeculation(drafter, tree=BestFirst(num_nodes)), **options)

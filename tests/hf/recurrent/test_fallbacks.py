@@ -1,7 +1,5 @@
 """Models with states that have no form for trees: chains by snapshot and replay, token for token, or an error."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers.tiny import identical

@@ -1,7 +1,5 @@
 """What tree passes hold: tensors linear in the nodes, but for the chunk matrix; float64 sums of log decays."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers.rounds import prefilled

@@ -1,7 +1,5 @@
 """Sampled texts with random options: token for token those of passes without a cache, with the same random numbers."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from typing import Any

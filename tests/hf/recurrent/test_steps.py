@@ -1,7 +1,5 @@
 """Passes over one node are the model's own steps: their states go on at once, and back where they are not committed."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import pytest
@@ -21,6 +19,7 @@ from treespec.protocols import Capability
 
 TOLERANCE = 1e-4
 KINDS = ("qwen3_next", "falcon_h1", "mamba")
+"""States next to keys and values, in one layer with them, and alone."""
 ROOT = torch.tensor([[-1], [-1]])
 
 
@@ -91,8 +90,10 @@ def test_an_error_within_a_step_leaves_states_as_they_were(name):
     assert (found - logits_of(model, texts(prompts(2, 1, seed=5)))).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize(("start", "num_errors"), [(0, 1), (-1, 1), (-1, 2)])
+@pytest.mark.parametrize(
+    ("name", "start", "num_errors"),
+    [*((name, *case) for name in KINDS for case in ((0, 1), (-1, 1), (-1, 2))), ("recurrent_gemma", 0, 1)],
+)
 def test_an_error_behind_a_step_loses_nothing_silently(name, start, num_errors):
     model = build(name)
     scorer, first, errors = started(model), prompts(2, 1, seed=4), iter(range(num_errors))

@@ -70,13 +70,7 @@ ENGINE = {
     "siblings visible": (PASSES, "sees its siblings", mask, "_attended_keys", siblings_visible),
     "ancestors hidden": (PASSES, "not see its ancestors", mask, "_attended_keys", bugs.keys_without_ancestors),
     "commit forgotten": (PASSES, "not hold the accepted path", slot_cache, "keep_paths", bugs.keep_first_slots),
-    "wrong order of commit": (
-        "cache after many rounds",
-        "commit in the wrong order",
-        slot_cache,
-        "keep_paths",
-        backwards,
-    ),
+    "wrong order of commit": (CACHE, "commit in the wrong order", slot_cache, "keep_paths", backwards),
     "stale rows": ("batch, rows leave", "after a row has left", SlotCache, "select_rows", stale_rows),
     "a processor's ids, dense": ("processors along paths", "wrong ids", TargetProbs, "_paths", bugs.empty_paths),
     "a processor's ids": ("processors along paths", "wrong ids", TargetProbs, "_ids", root_ids),
@@ -147,6 +141,5 @@ def test_versions_without_metadata(monkeypatch):
 
     monkeypatch.setattr(checks, "version", version)
     model = tiny_llama()
-    assert (
-        check(model, TreeSpeculation(noisy_copy(model), tree=4), only=["rule, by enumeration"]).about["versions"] == {}
-    )
+    found = check(model, TreeSpeculation(noisy_copy(model), tree=4), only=["rule, by enumeration"])
+    assert found.about["versions"] == {}

@@ -48,7 +48,11 @@ def test_a_full_disk_ends_the_trace_and_not_the_decoding(tmp_path):
         TraceFile("/dev/full").begin({})
 
 
-def test_other_files_are_left_alone(tmp_path):
+def test_other_files_are_left_alone_and_missing_ones_named(tmp_path):
+    with pytest.raises(TraceError, match="there is no trace"):
+        read_trace(tmp_path / "none.jsonl")
+    with pytest.raises(TraceError, match="it is a folder"):
+        read_trace(tmp_path)
     path = tmp_path / "precious.txt"
     path.write_text("precious\n")
     with pytest.raises(TraceError, match="is not a trace"):
@@ -111,10 +115,3 @@ def test_what_is_wrong_is_named(whole, tmp_path, change, words):
     path.write_bytes(change(whole))
     with pytest.raises(TraceError, match=words):
         read_trace(path)
-
-
-def test_no_file(tmp_path):
-    with pytest.raises(TraceError, match="there is no trace"):
-        read_trace(tmp_path / "none.jsonl")
-    with pytest.raises(TraceError, match="it is a folder"):
-        read_trace(tmp_path)

@@ -1,4 +1,4 @@
-"""The optimum at a node: against linear programmes and all token sets."""
+"""The optimum at a node: against linear programmes."""
 
 import itertools
 import math
@@ -41,15 +41,6 @@ def transport_optimum(target: np.ndarray, sets: Pairs) -> float:
     return -linprog(-np.ones(len(edges)), A_ub=rows, b_ub=limits, method="highs").fun
 
 
-def subset_optimum(target: np.ndarray, sets: Pairs) -> float:
-    """1 + the least P(H) - Pr(all siblings in H) over all token sets H."""
-    tokens = range(len(target))
-    subsets = itertools.chain.from_iterable(itertools.combinations(tokens, size) for size in range(len(target) + 1))
-    return 1 + min(
-        sum(target[x] for x in subset) - sum(w for s, w in sets.items() if s <= set(subset)) for subset in subsets
-    )
-
-
 def random_probs(rng: np.random.Generator, vocab: int) -> np.ndarray:
     probs = rng.dirichlet(np.full(vocab, 0.5)) * (rng.random(vocab) > 0.2)
     probs[rng.integers(vocab)] += 1e-3
@@ -69,7 +60,6 @@ def test_per_node_optimum_is_that_of_the_linear_programme(is_without_replacement
             sets, error = set_distributions(draft, k, False), 0.0
             found = float(optimum_iid(torch.tensor(target), torch.tensor(draft), k))
         assert error <= 1e-9
-        assert found == pytest.approx(subset_optimum(target, sets), abs=error + 1e-11)
         assert found == pytest.approx(transport_optimum(target, sets), abs=error + 1e-8)
 
 

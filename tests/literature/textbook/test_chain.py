@@ -2,7 +2,7 @@
 versions."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from itertools import product
@@ -21,34 +21,25 @@ from treespec.literature.textbook.chain import (
     speculative_decode,
     speculative_decoding_verify,
 )
+from treespec.protocols import RandomSource
+from treespec.testing import enumerate_traces
 
 GRID = 12  # Distributions in quarters: every ratio and every residual has its steps at multiples of 1 / lcm(1..4).
 DRAFT = [[2, 1, 1], [1, 3, 0], [0, 1, 3]]
 TARGET = [[1, 1, 2], [3, 0, 1], [1, 2, 1], [0, 3, 1]]
+CELLS = np.full(GRID, Fraction(1, GRID))
 
 
-class ScriptedGenerator(np.random.Generator):
-    """Replays uniforms from the middle of grid cells, and asks for more by raising."""
+class GridGenerator(np.random.Generator):
+    """Its uniforms lie in the middle of grid cells, all of which are enumerated."""
 
-    def __init__(self, cells: tuple[int, ...]) -> None:
+    def __init__(self, rng: RandomSource) -> None:
         super().__init__(np.random.PCG64(0))
-        self.rest = list(cells)
+        self.rng, self.num_drawn = rng, 0
 
     def random(self, *args, **kwargs):
-        if not self.rest:
-            raise LookupError
-        return (self.rest.pop(0) + 0.5) / GRID
-
-
-def outputs(decode: Callable[[ScriptedGenerator], list[int]]) -> Iterator[tuple[tuple[int, ...], Fraction]]:
-    """Outputs with their weights, over all scripts of uniforms."""
-    scripts: list[tuple[int, ...]] = [()]
-    while scripts:
-        script = scripts.pop()
-        try:
-            yield tuple(decode(ScriptedGenerator(script))), Fraction(1, GRID ** len(script))
-        except LookupError:
-            scripts += [(*script, cell) for cell in range(GRID)]
+        self.num_drawn += 1
+        return (self.rng.pick(self.num_drawn, CELLS) + 0.5) / GRID
 
 
 def prob_of(tokens: tuple[int, ...], first: int = 0) -> Fraction:
@@ -66,7 +57,8 @@ def total_variation(decode: Callable, num_tokens: int, length: int) -> Fraction:
     for drafted in product(range(3), repeat=num_tokens):
         weight = prod(Fraction(row[token], 4) for row, token in zip(DRAFT, drafted, strict=False))
         target = np.array([np.roll(TARGET[i], sum(drafted[:i])) for i in range(length)]) / 4
-        for output, prob in outputs(lambda g, d=drafted, t=target: decode(d, draft, t, g)) if weight else ():
+        runs = enumerate_traces(lambda rng, d=drafted, t=target: tuple(decode(d, draft, t, GridGenerator(rng))))
+        for prob, output in runs if weight else ():
             for text in texts:
                 if text[: len(output)] == output:
                     shift[text] += weight * prob * prob_of(text, len(output))

@@ -8,7 +8,6 @@ from treespec.tree import HostTree, TreeBatch
 
 TREE = HostTree([9, 1, 2, 3], [-1, 0, 0, 1], [1.0, 0.5, 0.3, 0.25])
 WIDE = HostTree([9, 1, 2, 3, 4, 5], [-1, 0, 0, 1, 3, 1], [1.0, 0.6, 0.3, 0.48, 0.12, 0.06])
-CHAIN = HostTree([9, 1, 2], [-1, 0, 1], [1.0, 0.5, 0.4])
 
 
 SIZES = [0, 3, 7, 15]
@@ -45,27 +44,6 @@ def test_a_tree_shows_smaller_trees_and_a_little_of_larger_ones():
 def test_trees_that_are_not_full_say_how_many_nodes_there_will_be():
     assert shown(3, [TREE], [[1]])[1] == pytest.approx(SIZES, abs=0.05)
     assert shown(7, [WIDE], [[1]])[1] == pytest.approx([0, 3, 5, 5], abs=0.05)
-
-
-def test_depths_order_and_probabilities_are_those_of_the_trees():
-    batch = TreeBatch.from_host_trees([WIDE, CHAIN])
-    for drafted, tree, given in zip(Acceptance(SIZES[-1]).read(batch), batch.trees, (WIDE, CHAIN), strict=True):
-        assert drafted.depths == tree.depths
-        assert drafted.probs == pytest.approx(given.values)
-        assert sorted(drafted.order) == list(range(1, tree.num_nodes))
-        falling = [drafted.probs[node] for node in drafted.order]
-        assert falling == sorted(falling, reverse=True)
-    wide, chain = Acceptance(SIZES[-1]).read(batch)
-    assert wide.order == [1, 3, 2, 4, 5]
-    assert chain.order == [1, 2]
-
-
-def test_confidences_that_are_too_high_are_corrected_within_few_steps():
-    """The drafter is sure of everything and always wrong, and soon nothing is expected of it."""
-    acceptance = Acceptance(SIZES[-1])
-    for _ in range(12):
-        learn(acceptance, [HostTree([9, 1, 2], [-1, 0, 0], [1.0, 0.9, 0.05])] * 4, [[5]] * 4)
-    assert acceptance.expected[3] < 0.3
 
 
 def test_confidences_that_are_right_stay():

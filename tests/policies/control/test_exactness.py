@@ -1,5 +1,6 @@
 """A control's choices depend on the past only: the joint distribution of three tokens, all randomness enumerated."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -52,7 +53,7 @@ def decode(rng, scheme, rule, shapes, is_peeking=False):
             branching = (1,) * min(control.current.k, 2) if isinstance(control.current, Chain) else (2,)
             toy = ToyDrafter(scheme, FixedShape.kary(*branching), (lambda path, text=text: DRAFT((*text, *path)),))
             trees = TreeBatch.from_trees([toy(drafting).to_token_tree()])
-            trees = control.trim(with_values(trees, text, scheme))
+            trees = control.trim(with_values(trees, text))
             if is_peeking and trees.max_nodes > 1 and trees.trees[0].token(trees.max_nodes - 1) == 1:
                 trees = trees.keep_nodes((torch.arange(trees.max_nodes) < trees.max_nodes - 1).unsqueeze(0))
         tree = trees.trees[0]
@@ -69,21 +70,12 @@ def plain_step(token):
     return VerifiedStep(ROOT, [Verdict((0,), token, False)], Scores(torch.zeros(0)), [[token]])
 
 
-def with_values(trees, text, scheme):
+def with_values(trees, text):
     tree, values = trees.trees[0], [1.0]
     for node in range(1, tree.num_nodes):
         above = tuple(tree.token(i) for i in tree.path_to(tree.parent_list[node])[1:])
         values.append(values[tree.parent_list[node]] * float(DRAFT((*text, *above))[tree.token(node)]))
-    probs = None if trees.draft_probs is None else trees.draft_probs
-    return TreeBatch(
-        trees.tokens,
-        trees.parents,
-        probs,
-        trees.draft_index,
-        trees.is_without_replacement,
-        True,
-        torch.tensor([values]),
-    )
+    return replace(trees, is_width_fixed=True, values=torch.tensor([values]))
 
 
 def target_probs(text, tree, node):

@@ -3,29 +3,11 @@
 import numpy as np
 import pytest
 
-from treespec.policies.control.pass_times import DraftTimes, PassTimes, Times
+from treespec.policies.control.pass_times import DraftTimes, PassTimes
 
 
 def ms(times, num_tokens):
     return float(times.predict(np.array([num_tokens]))[0])
-
-
-def total(times, feature):
-    return times.scale * times.relative((1.0, feature))
-
-
-def observed(coefficients, count):
-    regression, rng = Times((1.0, 2.0), (20.0, 20.0)), np.random.default_rng(0)
-    for _ in range(count):
-        features = 1.0, float(rng.integers(1, 9))
-        regression.add(features, float(np.dot(features, coefficients)))
-    return regression
-
-
-def test_a_regression_goes_from_the_prior_to_what_was_observed_and_is_never_negative():
-    assert observed((5.0, 0.5), 0).coefficients.tolist() == [1.0, 2.0]
-    assert total(observed((5.0, 0.5), 2000), 4.0) == pytest.approx(7.0, rel=0.03)
-    assert observed((5.0, -0.5), 500).coefficients.min() == 0.0
 
 
 @pytest.mark.parametrize("coefficients", [(50.0, 1.0, 0.5), (5.0, 0.0, 5.0), (20.0, 3.0, 0.0)])
@@ -75,14 +57,6 @@ def test_draft_times_separate_passes_from_nodes_and_ignore_an_outlier():
     less, more = times.predict(np.array([3.0, 4.0]), np.array([16, 16]))
     assert more - less == pytest.approx(0.3, abs=0.03)
     assert times.predict(np.array([3.0]), np.array([16])) == pytest.approx([1.08], rel=0.1)
-
-
-def test_reading_a_long_text_does_not_count_as_drafting():
-    times = DraftTimes(0.05)
-    for _ in range(3):
-        times.update(2, 4, 1000, 1, 10.11)
-    assert times.reading(500) == pytest.approx(5.0, rel=0.05)
-    assert times.predict(np.array([2.0]), np.array([4]))[0] == pytest.approx(0.11, abs=0.01)
 
 
 @pytest.mark.parametrize("rows", [1, 4])

@@ -76,11 +76,14 @@ def some_texts():
     ]
 
 
-def test_drafts_from_given_positions_are_those_of_the_library(monkeypatch):
+def test_features_and_drafts_from_given_positions_are_those_of_the_library(monkeypatch):
     monkeypatch.setattr(on_gpu, "HIDDEN_LAYERS", (0, 1))
     texts = some_texts()
-    features = on_gpu.Features(TARGET, texts, batch_tokens=10_000, seed=0)
-    batch = features.read(texts)
+    batch = on_gpu.Features(TARGET, texts, batch_tokens=10_000, seed=0).read(texts)
+    with torch.no_grad():
+        expected = TARGET(torch.from_numpy(texts[3].tokens.astype(np.int64)).unsqueeze(0)).logits[0].softmax(-1)
+    torch.testing.assert_close(batch.target_token_probs[3], expected.gather(1, batch.target_token_ids[3]))
+    assert batch.is_generated[3].nonzero()[:, 0].tolist() == list(range(12, 29))
     config = TrainingConfig(num_depths=3, hidden_layers=(0, 1))
     head = make_eagle3(TARGET, torch.arange(len(TOKENIZER)), (0, 1), config).head
     assert isinstance(head, Eagle3Head)
@@ -92,16 +95,6 @@ def test_drafts_from_given_positions_are_those_of_the_library(monkeypatch):
         assert torch.equal(own.texts, other.texts)
         assert torch.equal(own.anchors, other.anchors)
         torch.testing.assert_close(own.outputs, other.outputs)
-
-
-def test_features_are_the_models_distributions(monkeypatch):
-    monkeypatch.setattr(on_gpu, "HIDDEN_LAYERS", (0, 1))
-    texts = some_texts()
-    batch = on_gpu.Features(TARGET, texts, batch_tokens=10_000, seed=0).read(texts)
-    with torch.no_grad():
-        expected = TARGET(torch.from_numpy(texts[3].tokens.astype(np.int64)).unsqueeze(0)).logits[0].softmax(-1)
-    torch.testing.assert_close(batch.target_token_probs[3], expected.gather(1, batch.target_token_ids[3]))
-    assert batch.is_generated[3].nonzero()[:, 0].tolist() == list(range(12, 29))
 
 
 def test_a_pass_over_the_texts_has_every_text_once_in_batches_that_fit():

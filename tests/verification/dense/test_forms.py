@@ -1,7 +1,5 @@
 """The dense forms read the device once or twice and see bad values; test_agreement.py compares verdicts."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import weakref
@@ -26,21 +24,12 @@ from treespec.hf.generation.processors import TreeProcessors
 from treespec.protocols import History
 from treespec.sampling import find_tokens
 from treespec.tree import TokenTree, TreeBatch
-from treespec.verification import RULES, ArgmaxSource, TargetWalk, resolve, verify
+from treespec.verification import RULES, TargetWalk, resolve, verify
 from treespec.verification.dense import forms
 from treespec.verification.dense.forms import has_dense_form, verify_dense, verify_scores
 from treespec.verification.dispatch import verify_batch, verify_greedy
 
 TREE_RULES = ("target_walk", "recursive", "traversal")
-
-
-def test_greedy_agrees_with_the_argmax_walk() -> None:
-    rng = np.random.default_rng(0)
-    trees, target_probs = as_batch([random_drafted(rng, 5) for _ in range(500)])
-    scores = target_probs.log()  # -inf where the distribution is zero, as processors leave it.
-    expected = [TargetWalk().verify(t, scores[b].__getitem__, ArgmaxSource()) for b, t in enumerate(trees.trees)]
-    assert verify_scores(trees, scores) == expected
-    assert max(verdict.num_accepted for verdict in expected) >= 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -184,6 +173,7 @@ def test_nan_of_the_draft_raises_from_the_copy() -> None:
         ([torch.inf, 0, 0], False),
         ([0.5, 0.5, 0.5], False),
         ([1.5, -0.5, 0], False),
+        ([1, -1, 0], False),
         ([0, 0, 0], True),
     ],
 )
