@@ -2,7 +2,7 @@
 
     python -m benchmarks.readme_table
 
-The table stands between `<!-- peers -->` and `<!-- /peers -->`, the sentences are those of `quotes.toml`.
+The table stands between `<!-- peers -->` and `<!-- /peers -->`, the sentences are those of `docs/tools/quotes.toml`.
 `tests/benchmarks/test_readme_table.py` compares the pages with the results.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.common.settings import RESULTS, markdown_table
 from benchmarks.peers.contestants import OPTIMIZED, PLAIN, title
 from benchmarks.peers.report import complete, ms_per_token, runs_of_one, speed
-from benchmarks.quotes import QUOTES, ROOT, quoting
+from docs.tools.quotes import QUOTES, ROOT, quoting
 
 README = "README.md"
 PEERS = "peers/peers.json"
@@ -27,17 +27,14 @@ PART = re.compile(r"(<!-- peers -->\n).*?(<!-- /peers -->)", re.DOTALL)
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for page in QUOTES:
-        file = ROOT / page
-        file.write_text(written(page, file.read_text()))
+        (ROOT / page).write_text(written(page, (ROOT / page).read_text()))
 
 
 def written(page: str, text: str) -> str:
     """A page's text as the results have it: its sentences, and in README the part between the marks."""
     text = quoting(page, text)
-    return with_peers(text) if page == README else text
-
-
-def with_peers(text: str) -> str:
+    if page != README:
+        return text
     part = peers_part(json.loads((RESULTS / PEERS).read_text()))
     text, count = PART.subn(lambda found: found[1] + part + found[2], text)
     if count != 1:
@@ -50,9 +47,8 @@ def peers_part(data: dict[str, Any]) -> str:
     cells = {cell: (complete(found["prompts"]), found["run"]) for cell, found in data["found"].items()}
     columns = {cell: _times(prompts) for cell, (prompts, _) in cells.items()}
     names = dict.fromkeys(name for column in columns.values() for name in column)
-    rows = [
-        [title(name), *(text for column in columns.values() for text in column.get(name, [""] * 3))] for name in names
-    ]
+    empty = [""] * 3
+    rows = [[title(name), *(text for own in columns.values() for text in own.get(name, empty))] for name in names]
     about = "; ".join(
         f"{cell}, {len(prompts)} held-out prompts, {run['new_tokens']} new tokens, {run['threads']} thread"
         for cell, (prompts, run) in cells.items()

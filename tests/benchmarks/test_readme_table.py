@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from benchmarks import quotes, speed_up
+from benchmarks import speed_up
 from benchmarks.common.settings import RESULTS, settings_lines
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers.report import report
-from benchmarks.quotes import NUMBER, QUOTES, ROOT, filled, quoted
 from benchmarks.readme_table import PEERS, README, peers_part, written
+from docs.tools.quotes import NUMBER, QUOTES, ROOT, filled, quoted, quoting
 
 PAGES = {page: (ROOT / page).read_text() for page in QUOTES}
 
@@ -38,7 +38,7 @@ def test_a_number_of_another_cell_is_found_and_mended(page, sentence):
     changed, count = re.subn(NUMBER.join(words), lambda _: sentence, PAGES[page])
     assert count == 1
     assert changed != PAGES[page]
-    assert quotes.quoting(page, changed).split() == PAGES[page].split()
+    assert quoting(page, changed).split() == PAGES[page].split()
 
 
 def test_readme_begins_with_what_its_first_block_gives():

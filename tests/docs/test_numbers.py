@@ -1,6 +1,6 @@
 """Every measured number on a page is quoted from a result, or is in a committed one that its section links to.
 
-Quoted are those of `benchmarks/quotes.toml`, which `tests/benchmarks/test_readme_table.py` compares with their cells:
+Quoted are those of `docs/tools/quotes.toml`, which `tests/benchmarks/test_readme_table.py` compares with their cells:
 all of the pages that it names. Measured are numbers with a fraction, thousands and percentages in prose and tables; in
 README every number. Those of snippets, code and headings are not, nor the constants below.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from helpers.doc_snippets import DOCS
 
-from benchmarks.quotes import QUOTES, unquoted
+from docs.tools.quotes import QUOTES, unquoted
 
 ROOT = DOCS.parent
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]

@@ -1,6 +1,7 @@
 """What users write in `speculative_config`, and what is refused."""
 
-# pyright: reportMissingImports=false -- vLLM has an environment of its own.
+# vLLM has an environment of its own.
+# pyright: reportMissingImports=false
 import re
 from types import SimpleNamespace
 from typing import Any

@@ -1,6 +1,7 @@
 """What is refused, by name."""
 
-# pyright: reportMissingImports=false -- vLLM has an environment of its own.
+# vLLM has an environment of its own.
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import functools

@@ -6,8 +6,8 @@
   heading or its first column's name, labels of a row (a label that several rows share stands in the first), a column;
 - `["speed_up", "{} held-out prompts"]`: a file, and words in it.
 
-A page is fed from these sentences alone: `python -m benchmarks.readme_table` writes the numbers, and
-`tests/docs/test_numbers.py` says which number of README no sentence has.
+`python -m benchmarks.readme_table` writes the numbers; `tests/docs/test_numbers.py` names numbers of these pages that
+no sentence has.
 """
 
 import re
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.common.settings import RESULTS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 QUOTES: dict[str, list[dict]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 """By page, from the repository's root: the sentences, each `{"text": ..., "from": [a source per number]}`."""
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
