@@ -52,7 +52,7 @@ def filled(text: str, sentence: str, numbers: Iterable[str]) -> str:
 
 
 def quoted(file: str, *where: str) -> str:
-    """The number at a place of a result, see the module.
+    """The number of a source, see the module.
 
     Raises `ValueError`: there is none.
     """
