@@ -133,14 +133,8 @@ def report(data: dict[str, Any]) -> str:
             ]
             for who in runs_of_one(prompts)
         ]
-        header = [
-            name,
-            "ms per token",
-            f"times {title(PLAIN)}",
-            f"times {title(OPTIMIZED)}",
-            "in total",
-            "tokens per pass",
-        ]
+        times = [f"times {title(plain)}" for plain in (PLAIN, OPTIMIZED)]
+        header = [name, "ms per token", *times, "in total", "tokens per pass"]
         lines.append(markdown_table(header, rows))
     header = ["first call, 64 tokens, from a loaded model", "seconds"]
     lines.append(markdown_table(header, [[name, f"{seconds:.2f}"] for name, seconds in data["first"].items()]))

@@ -69,7 +69,7 @@ def test_counts_see_reads_uploads_and_launches() -> None:
         values = torch.arange(4).to(DEVICE)
         device.clear()
         assert int(values.sum()) == 6
-        values + torch.tensor([1, 2, 3, 4]).to(DEVICE)
+        _ = values + torch.tensor([1, 2, 3, 4]).to(DEVICE)
     totals = {kind: sum(getattr(device, kind).values()) for kind in ("reads", "uploads", "launches")}
     assert (totals["reads"], totals["uploads"]) == (1, 1)
     assert totals["launches"] >= 2

@@ -56,7 +56,7 @@ def _patches(count: int) -> dict[str, torch.Tensor]:
     return {"pixel_values": _noise(count * 16, 48), "image_grid_thw": torch.tensor([[1, 4, 4]]).expand(count, -1)}
 
 
-def _qwen(model_type: str, text: Mapping[str, Any], **vision: Any) -> Multimodal:
+def _qwen(model_type: str, text: dict[str, Any], **vision: Any) -> Multimodal:
     """A model with Qwen's tower, patches and M-RoPE."""
     return Multimodal(model_type, text | _MROPE, _QWEN_TOWER | vision, _QWEN_IDS, _patches, "mm_token_type_ids")
 

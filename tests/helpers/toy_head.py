@@ -18,7 +18,10 @@ from treespec.heads.modules.base import DraftHead, HeadConfig
 class ToyConfig(HeadConfig):
     num_layers: int = 1
     strength: float = 1.0
-    algorithm = "toy"
+
+    @property
+    def algorithm(self) -> str:
+        return "toy"
 
 
 class ToyHead(DraftHead[ToyConfig]):

@@ -1,5 +1,7 @@
 """What users write in `speculative_config`, and what is refused."""
 
+# vLLM has an environment of its own.
+# pyright: reportMissingImports=false
 import re
 from types import SimpleNamespace
 from typing import Any

@@ -1,5 +1,7 @@
 """What is refused, by name."""
 
+# vLLM has an environment of its own.
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import functools

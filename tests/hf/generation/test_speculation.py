@@ -270,7 +270,8 @@ def test_models_that_change_after_the_draft_model_was_given(change):
     speculation = treespec.TreeSpeculation(draft, tree=8)
     for _ in range(2):
         assert identical(target, prompt(2), speculation, **OPTIONS).mean_acceptance_length > 1.5
-        change(target), change(draft)
+        change(target)
+        change(draft)
 
 
 def test_from_config_speaks_vllm(target, draft):

@@ -3,6 +3,7 @@
 import threading
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -61,8 +62,9 @@ def test_the_shortest_padded_batches(name):
 def test_a_single_column_of_padding_is_read_as_plain_decoding_reads_it():
     """RecurrentGemma's blocks mask no padding, whose embedding need not be 0."""
     model, speculation = build("recurrent_gemma"), treespec.TreeSpeculation(TokenRecycling(), tree=8)
+    weight: Any = model.get_input_embeddings().weight
     with torch.no_grad():
-        model.get_input_embeddings().weight[0] = model.get_input_embeddings().weight[5:9].sum(0)
+        weight[0] = weight[5:9].sum(0)
     for ids, mask in (([[0, 5]], [[0, 1]]), ([[0, 5], [4, 9]], [[0, 1], [1, 1]])):
         check_identity(model, torch.tensor(ids), torch.tensor(mask), 20, speculation)
 
