@@ -3,16 +3,13 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from treespec import errors, protocols
-from treespec.checks import needed_versions
-from treespec.drafters import DraftModel, Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
+from treespec import errors
 from treespec.errors import TreespecError, TreespecWarning
-from treespec.heads import Eagle3
-from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia
-from treespec.tree import TokenTree, TreeBatch, Verdict
-from treespec.verification import verify
 
 if TYPE_CHECKING:
+    from treespec import protocols
+    from treespec.drafters import DraftModel, Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
+    from treespec.heads import Eagle3
     from treespec.hf import (
         CACHE_NAME,
         SpeculativeDecoder,
@@ -30,15 +27,32 @@ if TYPE_CHECKING:
         tree_attention_mask,
     )
     from treespec.lab import TraceFile, check, diagnose, load_setting, read_trace, save_setting
+    from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia
     from treespec.speedup import speed_up
+    from treespec.tree import TokenTree, TreeBatch, Verdict
+    from treespec.verification import verify
 
 __version__ = "0.1.0"
 
-ROOMS = ("cpu", "grammars", "hf", "lab", "speedup")
-"""What is public in them and not here is named with them: `treespec.cpu.prepack_linears`."""
-LAB = ("TraceFile", "check", "diagnose", "load_setting", "read_trace", "save_setting")
-ADD_ONS = dict.fromkeys(LAB, "lab") | {"speed_up": "speedup"}
-"""Names that are in another room than `treespec.hf`."""
+ROOMS = {
+    "cpu": (),
+    "drafters": ("DraftModel", "Merge", "SuffixLookup", "SuffixStore", "TokenRecycling", "WarmStart"),
+    "grammars": (),
+    "heads": ("Eagle3",),
+    "hf": (),
+    "lab": ("TraceFile", "check", "diagnose", "load_setting", "read_trace", "save_setting"),
+    "policies": ("BestFirst", "Chain", "Control", "KAry", "Paths", "Sequoia"),
+    "protocols": (),
+    "sampling": (),
+    "speedup": ("speed_up",),
+    "tree": ("TokenTree", "TreeBatch", "Verdict"),
+    "verification": ("verify",),
+}
+"""The names that each room has here; those of no other room are in `hf`.
+
+What is public in a room and not here is named with it: `treespec.cpu.prepack_linears`.
+"""
+HOMES = {name: room for room, names in ROOMS.items() for name in names}
 
 __all__ = [
     "CACHE_NAME",
@@ -87,13 +101,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What needs transformers is imported at its first use: `treespec.vllm` needs none."""
+    """What is used is imported then: the processes of a vLLM that has the plugin use little, and no transformers."""
     if name not in (*__all__, *ROOMS):
         raise AttributeError(f"module 'treespec' has no attribute {name!r}")
-    room = name if name in ROOMS else ADD_ONS.get(name, "hf")
+    room = name if name in ROOMS else HOMES.get(name, "hf")
     try:
         module = import_module(f"treespec.{room}")
     except ImportError as error:
-        raise ImportError(f"treespec.{name} works with {needed_versions()}: {error}") from error
+        checks = import_module("treespec.checks")
+        raise ImportError(f"treespec.{name} works with {checks.needed_versions()}: {error}") from error
     value = globals()[name] = module if name == room else getattr(module, name)
     return value
