@@ -36,20 +36,21 @@ def check_version(version: str, table: Mapping[str, Sequence[str]] = TOUCHED) ->
 def missing(table: Mapping[str, Sequence[str]] = TOUCHED) -> list[str]:
     """What of the table the installed vLLM has not, or has with other parameters, as the table names it."""
     found = []
-    for path, names in table.items():
+    for path, entries in table.items():
         try:
             owner: Any = pkgutil.resolve_name(path)
         except (ImportError, AttributeError):
             found.append(path)
-            continue
-        versions = {name: [one.rstrip(")").split("(") for one in name.split(" or ")] for name in names}
-        found += [f"{path}.{name}" for name, ones in versions.items() if not any(_has(owner, *one) for one in ones)]
+        else:
+            lacking = [entry for entry in entries if not any(_has(owner, one) for one in entry.split(" or "))]
+            found += [f"{path}.{entry}" for entry in lacking]
     return found
 
 
-def _has(owner: Any, name: str, parameters: str | None = None) -> bool:
+def _has(owner: Any, entry: str) -> bool:
+    name, is_method, parameters = entry.removesuffix(")").partition("(")
     value = getattr(owner, name, None)
-    if parameters is not None:
+    if is_method:
         found = inspect.signature(value).parameters.values() if callable(value) else ()
         known = parameters.removesuffix(",...").split(",")
         # What is only called may have more parameters with defaults; what is overridden may not.
@@ -58,7 +59,8 @@ def _has(owner: Any, name: str, parameters: str | None = None) -> bool:
     if value is not None or name in vars(owner):
         return True
     bases = owner.__mro__[:-1] if inspect.isclass(owner) else ()
-    return any(re.search(rf"(self\.|^    ){name}\b", _source(base), re.MULTILINE) for base in bases)
+    # A method sets it, or it is a field without a default.
+    return any(re.search(rf"self\.{name}\b|^    {name}:", _source(base), re.MULTILINE) for base in bases)
 
 
 @functools.cache

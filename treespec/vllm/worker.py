@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from vllm.version import __version__ as VERSION
+
+from treespec.vllm.touched import check_version
+
+# ruff: noqa: E402
+check_version(VERSION)  # Before vLLM's modules are imported: what another version has not is named.
+
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.attention.selector import _cached_get_attn_backend
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
-from vllm.version import __version__ as VERSION
 
 from treespec.errors import ConfigError
 from treespec.vllm import attention
@@ -18,7 +24,6 @@ from treespec.vllm.plugin import PROPOSER, SCHEDULER
 from treespec.vllm.runner import TreeRunner
 from treespec.vllm.scheduler import TreeScheduler
 from treespec.vllm.supported import check_config
-from treespec.vllm.touched import check_version
 
 
 def check_classes(config: VllmConfig) -> None:
@@ -44,7 +49,6 @@ class WithTrees:
 
     def init_device(self) -> None:
         """vLLM's, with the segments' backends. Raises `TreespecError`: see the checks."""
-        check_version(VERSION)
         check_classes(self.vllm_config)
         check_config(self.vllm_config)
         for name in self.backends:
