@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +19,8 @@ SCHEDULER = "treespec.vllm.scheduler.TreeScheduler"
 CPU_WORKER, WORKER = "treespec.vllm.worker.TreeCPUWorker", "treespec.vllm.worker.TreeWorker"
 CPU_BLOCK = 32
 """The smallest block of vLLM's CPU attention: scratch blocks are copied whole."""
+FLAGS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+"""vLLM's own arguments for single keys of `speculative_config`."""
 
 
 class Proposer:
@@ -42,22 +45,32 @@ def register() -> None:
 
     vLLM 0.32 checks a method's name against a fixed list and calls plugins before it has arguments: no hook is called
     for one method only. So one method is wrapped, which looks at `speculative_config` and does nothing where another
-    method is asked for. The other wrapper waits for the first engine with trees.
+    method is asked for, and the parser learns the method's name. The third wrapper waits for the first engine with
+    trees.
     """
     from vllm.engine.arg_utils import EngineArgs
 
     _wrap(EngineArgs, "create_engine_config", _with_trees)
+    _wrap(EngineArgs, "add_cli_args", _with_method)
 
 
 def configure(engine_args: Any, is_cpu: bool) -> None:
     """Replace the method "treespec" in vLLM's arguments by its class paths; other methods are left alone.
 
-    What trees need and the user left open is set, with one line in the log.
+    What trees need and the user left open is set, with a line in the log.
 
-    docs/vllm.md has the same by hand. Raises `ConfigError`: another worker or scheduler, see `asked_of` and `Options`.
+    docs/vllm.md has the same by hand. Raises `ConfigError`: another worker or scheduler, a key that is given twice, see
+    `asked_of` and `Options`.
     """
-    if (asked := asked_of(engine_args.speculative_config)) is None:
+    given = engine_args.speculative_config if isinstance(engine_args.speculative_config, Mapping) else {}
+    given = {key.replace("-", "_"): value for key, value in given.items()}  # vLLM takes both.
+    flags = {flag: value for flag in FLAGS if (value := getattr(engine_args, flag, None)) is not None}
+    if (asked := asked_of({**given, **{FLAGS[flag]: value for flag, value in flags.items()}})) is None:
         return
+    for flag in flags:
+        if FLAGS[flag] in given:
+            raise ConfigError(f"{flag} and speculative_config[{FLAGS[flag]!r}] mean the same: leave one of them out")
+        setattr(engine_args, flag, None)
     options = Options.from_config(asked)
     for name, needed in {"scheduler_cls": SCHEDULER, "worker_cls": CPU_WORKER if is_cpu else WORKER}.items():
         if (given := getattr(engine_args, name)) not in (None, "auto", needed):
@@ -66,25 +79,26 @@ def configure(engine_args: Any, is_cpu: bool) -> None:
     number = options.num_speculative_tokens
     engine_args.speculative_config = {"model": PROPOSER, "num_speculative_tokens": number}
     engine_args.additional_config = {**(engine_args.additional_config or {}), METHOD: asdict(options)}
-    _set_defaults(engine_args, is_cpu)
-
-
-def _set_defaults(args: Any, is_cpu: bool) -> None:
-    """What trees need, where the user left it open."""
-    chosen = []
     if is_cpu:
-        args.block_size = args.block_size or CPU_BLOCK
-    elif not args.enforce_eager and args.compilation_config.cudagraph_mode is None:
+        engine_args.block_size = engine_args.block_size or CPU_BLOCK
+    elif not engine_args.enforce_eager and engine_args.compilation_config.cudagraph_mode is None:
         from vllm.config import CUDAGraphMode
 
-        args.compilation_config = copy.copy(args.compilation_config)
-        args.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
-        chosen.append("cudagraph_mode=PIECEWISE, as a step has as many sequences as its trees have segments")
-    if args.disable_hybrid_kv_cache_manager is None:
-        args.disable_hybrid_kv_cache_manager = True
-        chosen.append("disable_hybrid_kv_cache_manager=True, as layers with and without a window share one block table")
-    if chosen:
-        logger.info("treespec has set %s", "; ".join(chosen))
+        engine_args.compilation_config = copy.copy(engine_args.compilation_config)
+        engine_args.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
+        logger.info(
+            "treespec has set cudagraph_mode=PIECEWISE: a step has as many sequences as its trees have segments"
+        )
+
+
+def _share_blocks(config: Any) -> None:
+    """One block table for layers with and without a window. Recurrent layers need the manager of several tables."""
+    model = config.model_config
+    if not model.is_hybrid:
+        config.scheduler_config.disable_hybrid_kv_cache_manager = True
+        if len(set(getattr(model.hf_text_config, "layer_types", None) or ())) > 1:
+            why = "as trees need one block table for layers with and without a window; all keep the whole text"
+            logger.info("treespec has set disable_hybrid_kv_cache_manager=True, %s", why)
 
 
 def options_of(vllm_config: Any) -> Options:
@@ -97,21 +111,24 @@ def options_of(vllm_config: Any) -> Options:
 def _wrap(owner: type, name: str, wrapper: Any) -> None:
     """Replace a method by `wrapper`, which gets the original first, once."""
     original = getattr(owner, name)
-    if hasattr(original, "is_treespec"):
-        return
+    if not hasattr(original, "is_treespec"):
+        method = functools.wraps(original)(lambda *args, **kwargs: wrapper(original, *args, **kwargs))
+        vars(method)["is_treespec"] = True
+        setattr(owner, name, method)
 
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, self, *args, **kwargs)
 
-    vars(method)["is_treespec"] = True
-    setattr(owner, name, method)
+def _with_method(original: Any, parser: Any) -> Any:
+    """vLLM's parser, whose `--spec-method` takes ours, too."""
+    made = original(parser)
+    for option in made._actions:
+        if option.dest == "spec_method" and option.choices:
+            option.choices = [*option.choices, METHOD]
+    return made
 
 
 def _with_trees(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     from vllm.platforms import current_platform
 
-    is_open = self.disable_hybrid_kv_cache_manager is None
     configure(self, current_platform.is_cpu())
     if not isinstance(self.speculative_config, dict) or self.speculative_config.get("model") != PROPOSER:
         return original(self, *args, **kwargs)
@@ -121,9 +138,8 @@ def _with_trees(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
     _wrap(SamplingParams, "_validate_spec_decode", _with_served_params)
     config = original(self, *args, **kwargs)
-    if is_open and config.model_config.is_hybrid:  # Only now is the model known: recurrent layers need the manager.
-        config.scheduler_config.disable_hybrid_kv_cache_manager = False
-        logger.info("treespec has set disable_hybrid_kv_cache_manager=False for a model with recurrent layers")
+    if self.disable_hybrid_kv_cache_manager is None:
+        _share_blocks(config)
     check_config(config)
     return config
 
