@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from treespec import errors
+from treespec.checks import needed_versions
 from treespec.errors import TreespecError, TreespecWarning
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ ROOMS = {
     "tree": ("TokenTree", "TreeBatch", "Verdict"),
     "verification": ("verify",),
 }
-"""The names that each room has here; those of no other room are in `hf`.
+"""Names here by the room that they are in; all others are in `hf`.
 
-What is public in a room and not here is named with it: `treespec.cpu.prepack_linears`.
+What is public in them and not here is named with them: `treespec.cpu.prepack_linears`.
 """
 HOMES = {name: room for room, names in ROOMS.items() for name in names}
 
@@ -108,7 +109,6 @@ def __getattr__(name: str) -> Any:
     try:
         module = import_module(f"treespec.{room}")
     except ImportError as error:
-        checks = import_module("treespec.checks")
-        raise ImportError(f"treespec.{name} works with {checks.needed_versions()}: {error}") from error
+        raise ImportError(f"treespec.{name} works with {needed_versions()}: {error}") from error
     value = globals()[name] = module if name == room else getattr(module, name)
     return value

@@ -277,7 +277,8 @@ def test_the_check_of_parameters_is_replaced_where_the_method_is_used(
     monkeypatch.setattr(supported, "check_config", checked.append)
     original = SamplingParams._validate_spec_decode
     monkeypatch.setattr(SamplingParams, "_validate_spec_decode", original)
-    plugin._with_trees(lambda args: "other", engine_args(speculative_config={"method": "ngram"}))
+    others: Any = SimpleNamespace(speculative_config=SimpleNamespace(model=None))
+    assert plugin._with_trees(lambda args: others, engine_args(speculative_config={"method": "ngram"})) is others
     assert (SamplingParams._validate_spec_decode, checked) == (original, [])
     made = engine_config()
     assert plugin._with_trees(lambda args: made, engine_args(speculative_config=config)) is made
@@ -289,7 +290,8 @@ def engine_config(layer_types: Sequence[str] = (), is_hybrid: bool = False) -> S
     """What vLLM makes of its arguments."""
     model = SimpleNamespace(is_hybrid=is_hybrid, hf_text_config=SimpleNamespace(layer_types=layer_types))
     scheduler = SimpleNamespace(disable_hybrid_kv_cache_manager=False)
-    return SimpleNamespace(model_config=model, scheduler_config=scheduler)
+    speculation = SimpleNamespace(model=PROPOSER)
+    return SimpleNamespace(model_config=model, scheduler_config=scheduler, speculative_config=speculation)
 
 
 @pytest.mark.parametrize(

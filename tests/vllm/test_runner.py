@@ -142,7 +142,7 @@ def test_a_vllm_without_what_is_relied_on_is_named_before_its_modules_are_import
 
 
 class Clock:
-    """In seconds; it moves when it is told to, by milliseconds."""
+    """In seconds; it stands still but for `pass_by`."""
 
     now = 0.0
 

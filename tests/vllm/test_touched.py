@@ -175,8 +175,12 @@ def test_the_table_has_what_mixins_read_from_themselves(name: str) -> None:
     own = [node for node in nodes(ast.Attribute, mixin) if _last(node.value) == "self"]
     made = {node.attr for node in own if isinstance(node.ctx, ast.Store)}
     made |= {node.name for node in nodes(ast.FunctionDef, mixin)}
-    made |= {_last(node.target) for node in nodes(ast.AnnAssign, mixin) if "ClassVar" in ast.unparse(node.annotation)}
+    made |= {target.id for node in nodes(ast.ClassDef, *SOURCES.values()) for target in class_attributes(node)}
     assert {node.attr for node in own} - made - listed(MIXINS[name]) == set()
+
+
+def class_attributes(node: ast.ClassDef) -> list[ast.Name]:
+    return nodes(ast.Name, *(target for part in node.body if isinstance(part, ast.Assign) for target in part.targets))
 
 
 def _last(node: ast.AST) -> str:

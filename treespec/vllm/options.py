@@ -25,10 +25,8 @@ TREE, OLD_TREE = "tree", "speculative_token_tree"
 class Options:
     """The keys of `speculative_config={"method": "treespec", ...}`; docs/vllm.md says what they mean.
 
-    Raises:
-        ConfigError: a value of the wrong type or out of range, a tree larger than `num_speculative_tokens`, or a rule
-            for chains with another tree.
-        InvalidTreeError: rank paths that are no tree.
+    Raises `InvalidTreeError`: rank paths without a tree; `ConfigError`: a value of the wrong type or out of range, a
+    tree larger than `num_speculative_tokens`, or a rule for chains with another tree.
     """
 
     num_speculative_tokens: int = 15
@@ -65,14 +63,13 @@ class Options:
     def _check_rule(self) -> None:
         from treespec.policies import Paths
         from treespec.verification.registry import RULES
-        from treespec.verification.rule import Requirements
 
         rule = RULES.get(self.verification)
         if rule is None or not rule.is_lossless:
             lossless = ", ".join([AUTO, *(name for name, rule in RULES.items() if rule.is_lossless)])
             raise ConfigError(f"verification must be one of {lossless}, got {self.verification!r}")
         is_chain = isinstance(self.policy, Paths) and not any(map(any, self.policy.paths))
-        if getattr(rule, "requirements", Requirements()).is_chain_only and not is_chain:
+        if getattr(getattr(rule, "requirements", None), "is_chain_only", False) and not is_chain:
             chain = "give a tree of one path, such as [(0,), (0, 0), (0, 0, 0)], or another rule"
             raise ConfigError(f"rule {self.verification!r} verifies chains only: {chain}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -20,7 +19,7 @@ CPU_WORKER, WORKER = "treespec.vllm.worker.TreeCPUWorker", "treespec.vllm.worker
 CPU_BLOCK = 32
 """The smallest block of vLLM's CPU attention: scratch blocks are copied whole."""
 FLAGS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
-"""vLLM's own arguments for single keys of `speculative_config`."""
+"""vLLM's own arguments for single keys of `speculative_config`, whose names may also be written with dashes."""
 
 
 class Proposer:
@@ -41,12 +40,10 @@ class Proposer:
 
 
 def register() -> None:
-    """What vLLM calls in each of its processes, maybe more than once.
+    """What vLLM calls in each of its processes, maybe more than once, before it has arguments.
 
-    vLLM 0.32 checks a method's name against a fixed list and calls plugins before it has arguments: no hook is called
-    for one method only. So one method is wrapped, which looks at `speculative_config` and does nothing where another
-    method is asked for, and the parser learns the method's name. The third wrapper waits for the first engine with
-    trees.
+    vLLM 0.32 has a fixed list of methods and no hook for another: the parser learns ours, and one method is wrapped,
+    which does nothing where another is asked for. The third wrapper waits for the first engine with trees.
     """
     from vllm.engine.arg_utils import EngineArgs
 
@@ -57,13 +54,11 @@ def register() -> None:
 def configure(engine_args: Any, is_cpu: bool) -> None:
     """Replace the method "treespec" in vLLM's arguments by its class paths; other methods are left alone.
 
-    What trees need and the user left open is set, with a line in the log.
+    What trees need and the user left open is set, with a line in the log. docs/vllm.md has the same by hand.
 
-    docs/vllm.md has the same by hand. Raises `ConfigError`: another worker or scheduler, a key that is given twice, see
-    `asked_of` and `Options`.
+    Raises `ConfigError`: another worker or scheduler, a key that is given twice, or see `asked_of` and `Options`.
     """
-    given = engine_args.speculative_config if isinstance(engine_args.speculative_config, Mapping) else {}
-    given = {key.replace("-", "_"): value for key, value in given.items()}  # vLLM takes both.
+    given = {key.replace("-", "_"): value for key, value in (engine_args.speculative_config or {}).items()}
     flags = {flag: value for flag in FLAGS if (value := getattr(engine_args, flag, None)) is not None}
     if (asked := asked_of({**given, **{FLAGS[flag]: value for flag, value in flags.items()}})) is None:
         return
@@ -76,8 +71,7 @@ def configure(engine_args: Any, is_cpu: bool) -> None:
         if (given := getattr(engine_args, name)) not in (None, "auto", needed):
             raise ConfigError(f"method 'treespec' needs {name}={needed!r}, got {given!r}: leave {name} out")
         setattr(engine_args, name, needed)
-    number = options.num_speculative_tokens
-    engine_args.speculative_config = {"model": PROPOSER, "num_speculative_tokens": number}
+    engine_args.speculative_config = {"model": PROPOSER, "num_speculative_tokens": options.num_speculative_tokens}
     engine_args.additional_config = {**(engine_args.additional_config or {}), METHOD: asdict(options)}
     if is_cpu:
         engine_args.block_size = engine_args.block_size or CPU_BLOCK
@@ -86,9 +80,7 @@ def configure(engine_args: Any, is_cpu: bool) -> None:
 
         engine_args.compilation_config = copy.copy(engine_args.compilation_config)
         engine_args.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
-        logger.info(
-            "treespec has set cudagraph_mode=PIECEWISE: a step has as many sequences as its trees have segments"
-        )
+        logger.info("treespec has set cudagraph_mode=PIECEWISE, as steps have a sequence per segment of a tree")
 
 
 def _share_blocks(config: Any) -> None:
@@ -130,25 +122,21 @@ def _with_trees(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     from vllm.platforms import current_platform
 
     configure(self, current_platform.is_cpu())
-    if not isinstance(self.speculative_config, dict) or self.speculative_config.get("model") != PROPOSER:
-        return original(self, *args, **kwargs)
-    from vllm.sampling_params import SamplingParams
-
-    from treespec.vllm.supported import check_config
-
-    _wrap(SamplingParams, "_validate_spec_decode", _with_served_params)
     config = original(self, *args, **kwargs)
-    if self.disable_hybrid_kv_cache_manager is None:
-        _share_blocks(config)
-    check_config(config)
+    if getattr(config.speculative_config, "model", None) == PROPOSER:
+        from vllm.sampling_params import SamplingParams
+
+        from treespec.vllm.supported import check_config
+
+        _wrap(SamplingParams, "_validate_spec_decode", _with_served_params)
+        if self.disable_hybrid_kv_cache_manager is None:
+            _share_blocks(config)
+        check_config(config)
     return config
 
 
 def _with_served_params(original: Any, self: Any, speculative_config: Any) -> Any:
-    """vLLM refuses min-p and logit bias with drafts; trees serve them, and refuse others.
-
-    With vLLM's own error: servers answer others with status 500.
-    """
+    """Trees serve min-p and logit bias, too. Raises vLLM's own error: servers answer others with status 500."""
     if getattr(speculative_config, "model", None) != PROPOSER:
         return original(self, speculative_config)
     from vllm.exceptions import VLLMValidationError

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import logging
 import pkgutil
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,23 +49,19 @@ def missing(table: Mapping[str, Sequence[str]] = TOUCHED) -> list[str]:
 
 def _has(owner: Any, entry: str) -> bool:
     name, is_method, parameters = entry.removesuffix(")").partition("(")
-    value = getattr(owner, name, None)
     if is_method:
+        value = getattr(owner, name, None)
         found = inspect.signature(value).parameters.values() if callable(value) else ()
         known = parameters.removesuffix(",...").split(",")
         # What is only called may have more parameters with defaults; what is overridden may not.
         more = [p for p in found if p.name not in known and (p.default is p.empty or "..." not in parameters)]
         return [p.name for p in found][: len(known)] == known and not more
-    if value is not None or name in vars(owner):
-        return True
-    bases = owner.__mro__[:-1] if inspect.isclass(owner) else ()
-    # A method sets it, or it is a field without a default.
-    return any(re.search(rf"self\.{name}\b|^    {name}:", _source(base), re.MULTILINE) for base in bases)
+    return hasattr(owner, name) or name in getattr(owner, "__dataclass_fields__", ()) or name in _set_in(owner)
 
 
 @functools.cache
-def _source(base: type) -> str:
-    try:
-        return inspect.getsource(base)
-    except (OSError, TypeError):  # Classes that were made without a source.
-        return ""
+def _set_in(owner: Any) -> set[str]:
+    """The attributes that a class's methods set."""
+    members = [member for base in getattr(owner, "__mro__", ()) for member in vars(base).values()]
+    methods = [inspect.unwrap(member) for member in members if inspect.isfunction(member)]
+    return {part.argval for method in methods for part in dis.get_instructions(method) if part.opname == "STORE_ATTR"}
