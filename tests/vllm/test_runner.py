@@ -21,7 +21,6 @@ from treespec.tree import TreeBatch, Verdict
 from treespec.vllm import Options, runner, worker
 from treespec.vllm.drafts import Draft
 from treespec.vllm.heads import ServedHead
-from treespec.vllm.layout import Step
 from treespec.vllm.runner import TreeRunner
 from treespec.vllm.stats import ServingStats
 
@@ -182,20 +181,21 @@ class Served:
 
     def step(self, lengths: dict[str, int], num_prompt: int = 0, paused: str = "") -> list[list[int]]:
         """One that emits a token of each request, which has so many then, and of no paused one; its drafts."""
-        count = len(lengths)
-        trees = TreeBatch(torch.ones(count, 1, dtype=torch.int64), torch.full((count, 1), -1))
-        verdicts = [Verdict((0,), 1, False)] * count
-        flat: Any = None
-        logits = torch.zeros(count, VOCAB)
-        self.runner._step = Step(trees, None, flat, num_prompt, verdicts, logits, list(range(count)))
+        count, ends = len(lengths), np.array(list(lengths.values()))
+        counts = np.array([1 + num_prompt, *[1] * (count - 1)])
         table = SimpleNamespace(get_numpy_array=lambda: np.arange(4 * count).reshape(count, 4), block_size=32)
         self.runner.input_batch = SimpleNamespace(
             req_ids=list(lengths),
             num_reqs=count,
-            num_tokens_no_spec=np.array(list(lengths.values())),
+            num_tokens_no_spec=ends,
+            num_computed_tokens_cpu=ends - 1 - counts,
             token_ids_cpu=np.ones((count, 64), dtype=np.int32),
             block_table=[table],
         )
+        self.runner._lay_out({}, counts)
+        step = self.runner._step
+        step.verdicts = [Verdict((0,), 1, False)] * count
+        step.logits, step.starts = torch.zeros(count, VOCAB), range(count)
         params = SimpleNamespace(max_tokens=None, structured_outputs=None)
         request = SimpleNamespace(sampling_params=params, output_token_ids=[1])
         self.runner.requests = dict.fromkeys([*lengths, *paused], request)

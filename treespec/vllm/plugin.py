@@ -136,7 +136,7 @@ def _with_trees(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _with_served_params(original: Any, self: Any, speculative_config: Any) -> Any:
-    """Trees serve min-p and logit bias, too. Raises vLLM's own error: servers answer others with status 500."""
+    """Trees serve min-p and logit bias, too. Raises `VLLMValidationError`: servers answer others with status 500."""
     if getattr(speculative_config, "model", None) != PROPOSER:
         return original(self, speculative_config)
     from vllm.exceptions import VLLMValidationError
