@@ -208,7 +208,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
 
 
 def test_the_control_learns_all_the_time_between_steps_but_that_of_drafts(served: Served) -> None:
-    for ms, requests, num_prompt, is_drafting in (
+    steps = (
         (0, "ab", 0, True),
         (10, "ab", 0, False),  # After a draft.
         (7, "ab", 0, True),  # After none.
@@ -216,10 +216,11 @@ def test_the_control_learns_all_the_time_between_steps_but_that_of_drafts(served
         (8, "bc", 0, True),  # The step before read a prompt.
         (50, "de", 0, True),  # The engine may have been idle.
         (6, "e", 0, True),
-    ):
+    )
+    for number, (ms, requests, num_prompt, is_drafting) in enumerate(steps):
         served.clock.pass_by(ms)
         served.is_drafting = is_drafting
-        served.step(dict.fromkeys(requests, 9), num_prompt)
+        served.step(dict.fromkeys(requests, 9 + number), num_prompt)
     expected = [(0, None), (4, 10), (0, 7), (4, None), (4, None), (4, None), (4, 6)]
     assert served.learned == [pytest.approx(pair) for pair in expected]
     assert served.runner.stats.pass_ms == pytest.approx(23)
@@ -230,9 +231,9 @@ def test_the_control_chooses_by_requests_longest_text_room_and_unread_tokens(ser
     reader = SimpleNamespace(num_unread=lambda length, row: length if row is None else 2)
     served.runner._drafting._reader = reader
     served.step({"a": 20})
-    served.step({"a": 21, "b": 30})
+    served.step({"a": 21, "b": 62})
     served.step({"b": 63})
-    assert served.chosen == [(1, 20, 44, 20), (2, 30, 43, 2 + 30), (1, 63, 0, 2)]
+    assert served.chosen == [(1, 20, 44, 20), (2, 62, 43, 2 + 62), (1, 63, 0, 2)]
 
 
 def test_trees_for_which_others_leave_too_few_scratch_blocks_become_chains(served: Served) -> None:
