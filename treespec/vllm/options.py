@@ -37,7 +37,6 @@ class Options:
             many nodes, root included, at every step; a list of rank paths or its literal is a fixed shape.
         verification: "auto" or the name of a lossless rule.
         warm_start: a file of `treespec warm-up`, or the name of a set that ships with treespec.
-        allow_untested: serve models whose output was never compared with plain vLLM's.
 
     Raises `ConfigError`: a value of the wrong type or out of range, a tree larger than `num_speculative_tokens`, or a
     rule for chains with another tree.
