@@ -213,7 +213,7 @@ HYBRID = {"model_config__is_hybrid": True}
     [
         ({}, [None], None),
         ({}, [None, None], "2 groups"),
-        *((HYBRID, [None, kind], "one state per request") for kind in (Kind.GDN_ATTN, Kind.MAMBA2, Kind.SHORT_CONV)),
+        *((HYBRID, [None, kind], "recurrent layers") for kind in (Kind.GDN_ATTN, Kind.MAMBA2, Kind.SHORT_CONV)),
         ({"model_config__use_mla": True}, [None], "latent attention"),
     ],
 )
@@ -233,7 +233,7 @@ def test_states_that_are_not_set_back_are_refused_on_all_devices(kind: str) -> N
 def test_models_that_were_never_compared_are_served_when_asked_for(name: str) -> None:
     change = {f"model_config__{name}": True}
     for asked in ({}, {"allow_untested": "false"}):
-        with pytest.raises(UnsupportedModeError, match=r'never compared .* "allow_untested": true'):
+        with pytest.raises(UnsupportedModeError, match='untested on this device: write "allow_untested": true'):
             check_config(config(**change, additional_config={"treespec": asked}))  # pyright: ignore[reportArgumentType]
     asked = asdict(Options.from_config({"allow_untested": True}))
     check_config(config(**change, additional_config={"treespec": asked}))  # pyright: ignore[reportArgumentType]

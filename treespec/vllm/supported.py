@@ -7,7 +7,6 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import MambaSpec
 
 from treespec.errors import UnsupportedModeError
 from treespec.vllm.options import METHOD
@@ -21,7 +20,7 @@ def check_config(config: VllmConfig) -> None:
     graphs, is_split = compilation.cudagraph_mode, KV_UPDATE in (compilation.splitting_ops or ())
     has_writes = graphs.has_piecewise_cudagraphs() and (compilation.use_inductor_graph_partition or not is_split)
     is_cpu, is_other = current_platform.is_cpu(), model.is_hybrid or model.use_mla
-    is_allowed = (config.additional_config or {}).get(METHOD, {}).get("allow_untested") is True
+    is_allowed = is_cpu or (config.additional_config or {}).get(METHOD, {}).get("allow_untested") is True
     refused = {
         "the V2 model runner: set VLLM_USE_V2_MODEL_RUNNER=0": config.use_v2_model_runner,
         "pipeline parallelism: set tensor_parallel_size instead": parallel.pipeline_parallel_size > 1,
@@ -37,8 +36,7 @@ def check_config(config: VllmConfig) -> None:
         "reference sliding window attention": model.rswa_window is not None,
         "fast prefill of shared caches: leave kv_sharing_fast_prefill out": config.cache_config.kv_sharing_fast_prefill,
         "recurrent layers and MLA on CPUs, where vLLM's own drafts fail or change its output": is_other and is_cpu,
-        "recurrent layers and MLA on this device, as outputs were never compared with plain vLLM's: write "
-        '"allow_untested": true': is_other and not is_cpu and not is_allowed,
+        'recurrent layers and MLA, untested on this device: write "allow_untested": true': is_other and not is_allowed,
         f"full CUDA graphs ({graphs.name}), as trees change their shape from step to step: write --compilation-config "
         '\'{"cudagraph_mode": "PIECEWISE"}\', or leave cudagraph_mode out': graphs.has_full_cudagraphs(),
         # They would write into the slots of the step that they were captured in.
@@ -58,13 +56,11 @@ def why_chains(config: VllmConfig, kv_cache_config: Any) -> str | None:
     Raises `UnsupportedModeError`: recurrent layers whose states vLLM does not set back after rejected drafts.
     """
     groups, model = kv_cache_config.kv_cache_groups, config.model_config
-    kinds = {spec.mamba_type.name for group in groups if isinstance(spec := group.kv_cache_spec, MambaSpec)}
+    kinds = {kind.name for group in groups if (kind := getattr(group.kv_cache_spec, "mamba_type", None))}
     lost = ", ".join(sorted(kinds - {"GDN_ATTN", "MAMBA2", "SHORT_CONV"}))  # These get the number of accepted tokens.
     refuse(bool(lost), f"recurrent layers ({lost}) whose states vLLM does not set back after rejected drafts")
-    if model.is_hybrid:
-        return "recurrent layers have one state per request"
-    if model.use_mla:
-        return "latent attention (MLA) knows no segments"
+    if model.is_hybrid or model.use_mla:
+        return "recurrent layers and latent attention (MLA) know no segments"
     if len(groups) > 1:
         return f"there are {len(groups)} groups of KV caches (--disable-hybrid-kv-cache-manager makes one, for trees)"
     return None
