@@ -36,6 +36,7 @@ class Options:
     warm_start: str | None = None
     head: str | None = None
     draft_model: str | None = None
+    allow_untested: bool = False
 
     def __post_init__(self) -> None:
         check_count("num_speculative_tokens", self.num_speculative_tokens)
