@@ -109,6 +109,19 @@ def test_after_a_long_rest_a_head_reads_from_where_its_pages_begin(monkeypatch: 
     assert paths_of(trees.trees[1]) == paths_of(expected.trees[0])
 
 
+def test_what_another_request_left_in_forgotten_blocks_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "MOST_WAITING", 16)
+    resting = Resting()
+    resting.compute("a", 10)
+    resting.draft()
+    del resting.texts["a"]
+    resting.tables[1] = resting.tables[0]
+    for num_tokens in (10, *[1] * 7):  # Seventeen: the ten are forgotten.
+        resting.compute("bb", num_tokens)
+    resting.draft()
+    assert resting.reader._unread.offsets == [2 + 10]
+
+
 def test_of_a_long_text_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "MOST_READ", 10)
     server = served(5)

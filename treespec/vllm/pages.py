@@ -70,7 +70,7 @@ class FeaturePages:
         """The first position from which on up to before `end` a row's features are all there, at least `first`."""
         self._fuse()
         is_known = self._is_known[self._slots(self.tables[[row] * (end - first)], np.arange(first, end))]
-        return first + max(np.flatnonzero(~is_known) + 1, default=0)
+        return first + int(max(np.flatnonzero(~is_known) + 1, default=0))
 
     def _fuse(self) -> None:
         if not self._waiting:
