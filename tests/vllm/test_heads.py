@@ -73,7 +73,7 @@ class Resting:
         self.tables = np.arange(100).reshape(2, 50)
 
     def compute(self, name: str, num_tokens: int) -> None:
-        """A pass over so many tokens of a text, and the token that follows them."""
+        """A pass over this many tokens of a text, and the token that follows them."""
         text, row = self.texts.setdefault(name, [1, 2, 3]), len(name) - 1
         first, new = len(text) - 1, np.random.default_rng(len(text)).integers(0, VOCAB, num_tokens).tolist()
         self.texts[name] = text = text + new
@@ -95,7 +95,7 @@ def test_after_a_long_rest_a_head_reads_from_where_its_pages_begin(monkeypatch: 
     resting.compute("a", 10)
     resting.draft()
     assert resting.reader._keys.lengths == [10]  # The first two tokens are in no pass.
-    for _ in range(20):  # Of 17 tokens that wait 8 are kept, the last time before 5 more.
+    for _ in range(20):  # When 17 tokens wait 8 are kept, the last time before 5 more.
         resting.compute("a", 1)
         resting.compute("bb", 1)
     fused, fuse = [], resting.reader.pages._fuse_states

@@ -54,7 +54,7 @@ class FeaturePages:
         self._num_waiting = 0
 
     def write(self, num_tokens: int, written: Callable[[], Written]) -> None:
-        """Keep the states of a pass over so many tokens, which are asked for when a head reads."""
+        """Keep the states of a pass over this many tokens, which are asked for when a head reads."""
         self._waiting.append((num_tokens, written))
         self._num_waiting += num_tokens
         if self._num_waiting > MOST_WAITING:
