@@ -24,6 +24,7 @@ from benchmarks.common.prompts import DEMO, QUESTIONS, by_turns, held_out, quest
 from benchmarks.common.settings import RESULTS, load_average, markdown_table, publish, settings
 from benchmarks.vllm import ENVIRONMENT, MODEL, NAME
 
+COUNTS = ("num_steps", "num_draft_tokens", "num_accepted_tokens", "num_cut")
 ENGINES: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "lookups": {"method": "treespec", "warm_start": NAME},
@@ -95,6 +96,7 @@ class Engine:
         )  # fmt: skip
         self.params = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         self.run([[{"role": "user", "content": prompt.text}] for prompt in DEMO[:2]])
+        self._warm_up = self._counts()
 
     def run(self, chats: list[Any]) -> tuple[list[list[int]], float]:
         """Tokens of all requests, and CPU milliseconds per token."""
@@ -102,12 +104,14 @@ class Engine:
         found = [list(one.outputs[0].token_ids) for one in self.llm.chat(chats, self.params, use_tqdm=False)]
         return found, 1e3 * (time.process_time() - began) / sum(map(len, found))
 
+    def _counts(self) -> dict[str, float]:
+        found = self.llm.collective_rpc("tree_stats")[0] if self.has_trees else {}
+        return {name: found[name] for name in COUNTS if name in found}
+
     def stats(self) -> dict[str, float]:
-        """treespec's counts."""
-        if not self.has_trees:
-            return {}
-        found = self.llm.collective_rpc("tree_stats")[0]
-        return {name: found[name] for name in ("num_steps", "num_draft_tokens", "num_accepted_tokens", "num_cut")}
+        """treespec's counts since the warm-up, and the draft tokens of a step, all requests together."""
+        found = {name: count - self._warm_up[name] for name, count in self._counts().items()}
+        return found and {**found, "draft_tokens_per_step": found["num_draft_tokens"] / found["num_steps"]}
 
 
 def profile(args: argparse.Namespace) -> None:
@@ -131,8 +135,17 @@ def report(data: dict[str, Any]) -> str:
     for row in data["rows"]:
         ratios, identical = row["times_plain"], f"{row['identical']} of {row['requests']}"
         numbers = [f"{median(row['ms']):.1f}", f"{median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"]
-        cells.append([str(row["concurrency"]), row["engine"], *numbers, identical])
-    header = ["concurrent", "engine", "CPU ms per token", "times plain", "over batches", "identical"]
+        drafted = f"{row['draft_tokens_per_step']:.2f}" if "draft_tokens_per_step" in row else ""
+        cells.append([str(row["concurrency"]), row["engine"], *numbers, drafted, identical])
+    header = [
+        "concurrent",
+        "engine",
+        "CPU ms per token",
+        "times plain",
+        "over batches",
+        "drafted per step",
+        "identical",
+    ]
     return "# CPU time in vLLM\n\n" + markdown_table(header, cells)
 
 

@@ -121,8 +121,7 @@ class DraftTimes(Times):
 
     def __init__(self, pass_share: float = 0.0, token_share: float = 0.0) -> None:
         super().__init__((0.01, pass_share, 0.0005), (1.0, 6 * pass_share or 0.002, 0.03), 1.0)
-        # By token. Lookups read in no time, and some drafters while the target reads the prompt.
-        self._reading = deque([token_share] * 2, maxlen=3)
+        self._reading = deque([token_share] * 2, maxlen=3)  # By token. Lookups, and some drafters, read in no time.
 
     def predict(self, num_levels: Num[np.ndarray, "C"], num_nodes: Int[np.ndarray, "C"]) -> Float[np.ndarray, "C"]:
         """Drafts of this many levels and nodes, all rows' together."""
