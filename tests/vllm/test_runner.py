@@ -1,5 +1,6 @@
 """How the worker and the model runner start, and what they say of a step to the parts that draft."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import sys
