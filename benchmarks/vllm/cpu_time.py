@@ -4,15 +4,12 @@
 
 Unlike wall time, CPU time hardly depends on what else the machine does; the control reads the wall clock, as in use:
 keep a core free. All engines live in one process and take turns, batch by batch; the ratios are of the same batch.
-Greedy, held-out prompts of HumanEval and GSM8K, or Spec-Bench's questions alone; the outputs are compared. `--profile
-NAME` prints where that engine's steps spend their time instead.
+Greedy, held-out prompts of HumanEval and GSM8K, or Spec-Bench's questions alone; the outputs are compared.
 """
 
 import argparse
-import cProfile
 import importlib
 import os
-import pstats
 import subprocess
 import sys
 import time
@@ -39,15 +36,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--spec-bench", type=Path, help=QUESTIONS)
-    parser.add_argument("--profile", choices=ENGINES)
     parser.add_argument("--out", type=Path, default=RESULTS / "vllm" / "cpu_time.json")
     args = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
         command = [sys.executable, "-m", "benchmarks.vllm.cpu_time", *sys.argv[1:]]
         raise SystemExit(subprocess.call(command, env={**os.environ, **ENVIRONMENT}))
-    if args.profile:
-        profile(args)
-        return
     rows = [row for concurrency in args.concurrency for row in compare(concurrency, args)]
     data = settings(batches=args.batches, tokens=args.tokens, load=load_average(), rows=rows)
     publish(args.out, data, report(data))
@@ -112,21 +105,6 @@ class Engine:
         """treespec's counts since the warm-up, and the draft tokens of a step, all requests together."""
         found = {name: count - self._warm_up[name] for name, count in self._counts().items()}
         return found and {**found, "draft_tokens_per_step": found["num_draft_tokens"] / found["num_steps"]}
-
-
-def profile(args: argparse.Namespace) -> None:
-    """Where the time of one engine's steps goes."""
-    engine = Engine(ENGINES[args.profile], args.concurrency[0], args.tokens)
-    chats = batches(args.concurrency[0], args.batches + 2, args.spec_bench)
-    for batch in chats[:2]:
-        engine.run(batch)
-    profiler = cProfile.Profile()
-    profiler.enable()
-    for batch in chats[2:]:
-        engine.run(batch)
-    profiler.disable()
-    pstats.Stats(profiler).sort_stats("cumulative").print_stats(90)
-    print(engine.stats())
 
 
 def report(data: dict[str, Any]) -> str:
