@@ -121,16 +121,11 @@ def warm_suffix() -> SuffixLookup:
 DRAFTERS: dict[str, Entry] = {
     "suffix, request only": Entry(lambda _: SuffixLookup()),
     "recycling, cold": Entry(lambda _: TokenRecycling(), reads_logits=True),
-    "recycling + suffix, cold": Entry(
-        lambda _: Merge([TokenRecycling(), SuffixLookup()]),
-        reads_logits=True,
-    ),
+    "recycling + suffix, cold": Entry(lambda _: Merge([TokenRecycling(), SuffixLookup()]), reads_logits=True),
     "suffix, warm": Entry(lambda _: warm_suffix()),
     "recycling, warm": Entry(lambda _: warm_start().recycling(), reads_logits=True),
     "recycling + suffix, warm": Entry(
-        lambda kit: Merge([warm_start().recycling(), warm_suffix()], pool=kit.pool),
-        reads_logits=True,
-        is_learning=True,
+        lambda kit: Merge([warm_start().recycling(), warm_suffix()], pool=kit.pool), reads_logits=True, is_learning=True
     ),
     "draft model": Entry(lambda kit: DraftModel(kit.scorer(DRAFT)), scorer=DRAFT),
     "draft model + recycling + suffix, warm": Entry(

@@ -90,10 +90,7 @@ def server(speculation: dict[str, Any] | None, at_once: int) -> Iterator[int]:
 
 @contextmanager
 def running(
-    given: list[str],
-    speculation: dict[str, Any] | None,
-    more: Mapping[str, str] | None = None,
-    log: int | None = None,
+    given: list[str], speculation: dict[str, Any] | None, more: Mapping[str, str] | None = None, log: int | None = None
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """The port and the process of a server of `MODEL`; all its processes end with the context.
 
