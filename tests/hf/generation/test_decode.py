@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 from helpers import zoo
-from helpers.tiny import identical, lookups, prompt, tiny_llama
+from helpers.tiny import identical, lookups, padded, prompt, tiny_llama
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -156,6 +156,29 @@ def test_one_object_decodes_one_call_at_a_time(target, draft):
     with pytest.raises(ConfigError, match="already"):
         target.generate(prompt(), **OPTIONS, stopping_criteria=[again], custom_generate=speculation)
     target.generate(prompt(), **OPTIONS, custom_generate=speculation)
+
+
+@pytest.mark.parametrize(
+    ("tree", "rule"),
+    [(KAry((2, 2), children="iid"), "traversal"), (KAry((3, 1), children="mixed"), "recursive"), (12, "traversal")],
+)
+def test_walks_and_dense_rules_sample_the_same_tokens(target, draft, tree, rule, monkeypatch):
+    ids, options = prompt(4), {"max_new_tokens": 20, "do_sample": True, "top_k": 20, "repetition_penalty": 1.2}
+
+    def run():
+        speculation = TreeSpeculation(draft, tree=tree, verification=rule, seed=3)
+        return target.generate(ids, **options, custom_generate=speculation)
+
+    dense = run()
+    monkeypatch.setattr("treespec.verification.dispatch.DENSE_ON_CPU", 0)
+    assert torch.equal(run(), dense)
+
+
+@pytest.mark.parametrize("tree", [1, 8])
+def test_greedy_walks_of_several_rows(target, draft, tree, monkeypatch):
+    """Vocabularies of real models are walked, also where nothing was drafted."""
+    monkeypatch.setattr("treespec.verification.dispatch.DENSE_ON_CPU", 0)
+    identical(target, padded(prompt(3), [0, 4, 2]), TreeSpeculation(draft, tree=tree), **OPTIONS)
 
 
 @pytest.mark.parametrize("rule", ["optimal_transport", "transport_traversal"])
