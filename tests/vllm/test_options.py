@@ -258,7 +258,8 @@ def test_registration_wraps_nothing_but_the_ways_to_the_method() -> None:
 def test_what_vllm_loads_in_each_process_imports_no_drafter() -> None:
     code = "import sys, treespec.vllm.plugin; print(*(name for name in sys.modules if name.startswith('treespec.')))"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert set(loaded) == {f"treespec.{name}" for name in ("checks", "errors", "registry", "vllm", "vllm.options", "vllm.plugin")}
+    names = ("checks", "errors", "registry", "vllm", "vllm.options", "vllm.plugin")
+    assert set(loaded) == {f"treespec.{name}" for name in names}
 
 
 def test_without_its_worker_the_proposer_says_what_to_set() -> None:

@@ -107,6 +107,8 @@ class TestForms:
     def test_sdpa_takes_bool_and_eager_additive(self, dtype):
         allowed = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "sdpa")).mask
         mask = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "eager"), dtype=dtype).mask
+        assert isinstance(allowed, torch.Tensor)
+        assert isinstance(mask, torch.Tensor)
         assert (allowed.dtype, allowed.shape, mask.dtype) == (torch.bool, (1, 1, 4, 9), dtype)
         assert torch.equal(mask == 0, allowed)
         assert torch.equal(mask == torch.finfo(dtype).min, ~allowed)
