@@ -154,7 +154,7 @@ $(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[bench]'
 	$(PIP) --no-deps $(DATA) $(GRAMMARS)
-	$(BIN)/python -c 'from treespec.hf.loading import smollm2; smollm2.load()'
+	$(BIN)/python -c 'from treespec.lab import smollm2; smollm2.load()'
 	@touch $@
 
 $(BIN)/python $(OLDEST)/bin/python:

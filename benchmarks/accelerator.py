@@ -72,7 +72,7 @@ class KnownText(MadeUp):
 
 
 def timed(device: str, run: Any) -> tuple[Any, float]:
-    """What a function returns, and its milliseconds."""
+    """What a function returns, and its milliseconds until the device is done: a call, where the runner times tokens."""
     wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     wait()
     start = time.perf_counter()

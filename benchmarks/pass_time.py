@@ -32,7 +32,7 @@ from treespec.cpu import prepack_linears
 from treespec.hf import tree_attention_mask
 from treespec.hf.attention.folded import FoldedAttention
 from treespec.hf.introspect import CACHE_NAME
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 from treespec.tree import TokenTree
 
 NUM_NODES = (1, 2, 4, 8, 16, 32)
@@ -60,7 +60,10 @@ def variant(name: str, model: PreTrainedModel) -> Iterator[None]:
 
 @torch.inference_mode()
 def measure(model: PreTrainedModel, names: tuple[str, ...], num_rounds: int, generator: torch.Generator) -> Times:
-    """Times in ms of every round, by variant, context and number of nodes."""
+    """Times in ms of every round, by variant, context and number of nodes.
+
+    Its own clock, as the paired runner times whole texts and this one pass at a time, behind a cache that is cut again.
+    """
     times: Times = {name: {size: {n: [] for n in NUM_NODES} for size in CONTEXTS} for name in names}
     for context in CONTEXTS:
         prompt = torch.randint(model.config.vocab_size, (1, context), generator=generator)

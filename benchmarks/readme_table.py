@@ -1,15 +1,15 @@
-"""Write README's table of times from the committed results of the peers.
+"""Write README's table of times and the numbers in the pages' sentences from the committed results.
 
     python -m benchmarks.readme_table
 
-It stands between `<!-- peers -->` and `<!-- /peers -->`. `tests/benchmarks/test_readme_table.py` compares README with
-the file.
+The table stands between `<!-- peers -->` and `<!-- /peers -->`, the sentences are those of `docs/tools/quotes.toml`.
+`tests/benchmarks/test_readme_table.py` compares the pages with the results.
 """
 
 import argparse
 import json
 import re
-from pathlib import Path
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -17,19 +17,24 @@ import numpy as np
 from benchmarks.common.settings import RESULTS, markdown_table
 from benchmarks.peers.contestants import OPTIMIZED, PLAIN, title
 from benchmarks.peers.report import complete, ms_per_token, runs_of_one, speed
+from docs.tools.quotes import QUOTES, ROOT, quoting
 
-README = Path(__file__).parents[1] / "README.md"
+README = "README.md"
 PEERS = "peers/peers.json"
 PART = re.compile(r"(<!-- peers -->\n).*?(<!-- /peers -->)", re.DOTALL)
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    README.write_text(written(README.read_text()))
+    for page in QUOTES:
+        (ROOT / page).write_text(written(page, (ROOT / page).read_text()))
 
 
-def written(text: str) -> str:
-    """README's text with the part between the marks as the results have it."""
+def written(page: str, text: str) -> str:
+    """A page's text as the results have it: its sentences, and in README the part between the marks."""
+    text = quoting(page, text)
+    if page != README:
+        return text
     part = peers_part(json.loads((RESULTS / PEERS).read_text()))
     text, count = PART.subn(lambda found: found[1] + part + found[2], text)
     if count != 1:
@@ -38,13 +43,12 @@ def written(text: str) -> str:
 
 
 def peers_part(data: dict[str, Any]) -> str:
-    """A row per contestant, the slowest first, with three columns per temperature."""
+    """A row per contestant, the slowest first, with three columns per temperature; how many outputs are plain's."""
     cells = {cell: (complete(found["prompts"]), found["run"]) for cell, found in data["found"].items()}
     columns = {cell: _times(prompts) for cell, (prompts, _) in cells.items()}
     names = dict.fromkeys(name for column in columns.values() for name in column)
-    rows = [
-        [title(name), *(text for column in columns.values() for text in column.get(name, [""] * 3))] for name in names
-    ]
+    empty = [""] * 3
+    rows = [[title(name), *(text for own in columns.values() for text in own.get(name, empty))] for name in names]
     about = "; ".join(
         f"{cell}, {len(prompts)} held-out prompts, {run['new_tokens']} new tokens, {run['threads']} thread"
         for cell, (prompts, run) in cells.items()
@@ -52,7 +56,17 @@ def peers_part(data: dict[str, Any]) -> str:
     headings = [f"{cell}: {what}" for cell in cells for what in ("ms per token", "times plain", "times optimized")]
     command = next(iter(cells.values()))[1]["command"].split(" --")[0]
     source = f"[`peers.md`](benchmarks/results/peers/peers.md), `{command}`"
-    return f"{about}; reading the prompt left out ({source}):\n\n" + markdown_table(["", *headings], rows)
+    table = markdown_table(["", *headings], rows)
+    return f"{about}; reading the prompt left out ({source}):\n\n{table}\n{_outputs(data['found'])}\n"
+
+
+def _outputs(found: dict[str, Any]) -> str:
+    """How many greedy outputs, of all cells, are plain's."""
+    runs = (run for cell in found.values() for runs in complete(cell["prompts"]).values() for run in runs.values())
+    counts = Counter(run["agreement"] for run in runs if "agreement" in run)
+    others = {"tie": "differ after a tie of its two best logits", "different": "are wrong"}
+    parts = [f"{counts['identical']:,} of {counts.total():,} greedy outputs are identical to plain's"]
+    return ", ".join([*parts, *(f"{counts[kind]} {words}" for kind, words in others.items() if counts[kind])]) + "."
 
 
 def _times(prompts: dict[str, dict[str, Any]]) -> dict[str, list[str]]:

@@ -33,7 +33,7 @@ from benchmarks.peers.contestants import BLOCK, OPTIMIZED, PLAIN, title
 from benchmarks.peers.report import Prompts, as_plain, in_total, ms_per_token, runs_of_one, speed, tokens_per_pass
 from treespec.heads.drafting.base import HeadDrafter
 from treespec.hf import TreeSpeculation
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 from treespec.lab.measure.paired import Bench, Contestant, in_turn
 from treespec.speedup.sources import find_drafters
 
@@ -133,14 +133,8 @@ def report(data: dict[str, Any]) -> str:
             ]
             for who in runs_of_one(prompts)
         ]
-        header = [
-            name,
-            "ms per token",
-            f"times {title(PLAIN)}",
-            f"times {title(OPTIMIZED)}",
-            "in total",
-            "tokens per pass",
-        ]
+        times = [f"times {title(plain)}" for plain in (PLAIN, OPTIMIZED)]
+        header = [name, "ms per token", *times, "in total", "tokens per pass"]
         lines.append(markdown_table(header, rows))
     header = ["first call, 64 tokens, from a loaded model", "seconds"]
     lines.append(markdown_table(header, [[name, f"{seconds:.2f}"] for name, seconds in data["first"].items()]))

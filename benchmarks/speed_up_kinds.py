@@ -26,8 +26,8 @@ from benchmarks.hybrids.models import qwen_with_successors
 from benchmarks.peers.contestants import PLAIN
 from benchmarks.peers.report import as_plain, ms_per_token, speed, tokens_per_pass
 from treespec import optimize
-from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model
+from treespec.lab import smollm2
 from treespec.lab.measure.paired import Bench, Contestant, in_turn
 from treespec.speedup import speed_up
 

@@ -22,8 +22,8 @@ from benchmarks.common.prompts import QUESTIONS, Prompt, encode, held_out
 from benchmarks.common.settings import RESULTS, SAMPLING, load_average, markdown_table, parser, publish, settings
 from treespec import BestFirst, Chain, TreeSpeculation, load_drafter, shipped_head
 from treespec.cpu import prepack_linears
-from treespec.hf.loading import smollm2
 from treespec.hf.loading.mtp import load_mtp
+from treespec.lab import smollm2
 from treespec.protocols import TreePolicy
 from treespec.training.adapt import split_prompts
 from treespec.training.text.chat import read_prompts

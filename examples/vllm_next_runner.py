@@ -38,9 +38,7 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from treespec.tree import Verdict
 from treespec.vllm import attention
-from treespec.vllm.drafts import NO_TOKEN
 from treespec.vllm.runner import TreeRunner
 from treespec.vllm.scores import reads_path
 from treespec.vllm.step import StepVerifier
@@ -189,7 +187,6 @@ class TreeModelRunner(TreeRunner, CPUModelRunner):
         emitted = [text[end - number : end].tolist() for text, end, number in rows]
         if step.logits is None:  # V2 samples a step without drafts by itself.
             step.logits, step.starts = self.model.compute_logits(hidden[batch.logits_indices]), range(batch.num_reqs)
-            step.verdicts = [Verdict((0,), tokens[-1] if tokens else NO_TOKEN, True) for tokens in emitted]
         self._proposed = self.propose_draft_token_ids(None, emitted, None, hidden, None, states)
         return self._proposed
 

@@ -63,7 +63,7 @@ def test_the_tour_runs_and_has_its_outputs(capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     from example_models import tiny_model, tiny_tokenizer
 
-    monkeypatch.setattr("treespec.hf.loading.smollm2.load", lambda: (tiny_model(), tiny_tokenizer()))
+    monkeypatch.setattr("treespec.lab.smollm2.load", lambda: (tiny_model(), tiny_tokenizer()))
     notebook = json.loads((EXAMPLES / "tour.ipynb").read_text())
     codes = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     names = {}

@@ -264,3 +264,19 @@ def test_normalise_never_divides_by_zero() -> None:
     assert normalise(weights).tolist() == [[0.25, 0.75], [0.0, 0.0], [0.5, 0.5]]
     torch.testing.assert_close(normalise(weights, fallback)[1], fallback[1])
     assert normalise(weights, fallback)[0].tolist() == [0.25, 0.75]
+
+
+def test_rows_are_drawn_side_by_side() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights, uniform = torch.rand(2, 3, 5, generator=generator), torch.rand(2, 3, generator=generator)
+    drawn = inverse_cdf(weights, uniform)
+    assert drawn.shape == (2, 3)
+    assert drawn.dtype == torch.int64
+    for i, j in itertools.product(range(2), range(3)):
+        assert drawn[i, j] == pick(weights[i, j], float(uniform[i, j]))
+
+
+def test_draws_by_inverse_cdf_follow_the_weights() -> None:
+    uniform = torch.rand(NUM_DRAWS, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    tokens = inverse_cdf(torch.tensor(DISTRIBUTION).expand(NUM_DRAWS, -1) * 7, uniform).unsqueeze(1)
+    assert g_test(counted(tokens), {(token,): prob for token, prob in enumerate(DISTRIBUTION)}) > SIGNIFICANCE

@@ -64,7 +64,7 @@ def test_known_names_of_the_cache(name):
 def test_a_renamed_cache_is_an_import_error_with_the_versions(monkeypatch):
     """At the first import of what needs transformers."""
 
-    def import_again(name):
+    def import_again(name, package):
         spec = find_spec("treespec.hf.introspect")
         assert spec is not None
         assert spec.loader is not None
@@ -72,7 +72,7 @@ def test_a_renamed_cache_is_an_import_error_with_the_versions(monkeypatch):
 
     renamed = SimpleNamespace(__dataclass_fields__={"sequences": 0, "memory": 0})
     monkeypatch.setattr("transformers.generation.utils.GenerateDecoderOnlyOutput", renamed)
-    monkeypatch.setattr(treespec, "import_module", import_again)
+    monkeypatch.setattr("treespec.registry.import_module", import_again)
     with pytest.raises(ImportError, match="no cache by a known name") as caught:
         treespec.__getattr__("generate")
     assert f"transformers {OLDEST['transformers']} to {TESTED['transformers']} (here: " in str(caught.value)

@@ -55,10 +55,12 @@ def check_children(children: str, allowed: tuple[str, ...] = CHILDREN) -> str:
     return children
 
 
-def check_count(name: str, value: int, least: int = 1) -> int:
-    """Raises `ConfigError`: `value` is not an int of at least `least`, one or zero."""
+def check_count(name: str, value: int, least: int = 1, most: int | None = None) -> int:
+    """Raises `ConfigError`: `value` is not an int of at least `least`, one or zero, or is more than `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name} must be {'a positive int' if least else 'an int >= 0'}, got {value!r}")
+    if most is not None and value > most:
+        raise ConfigError(f"{name} must be at most {most}, got {value}")
     return value
 
 

@@ -1,5 +1,6 @@
-"""Parts by the names that configs and commands use: what is registered by its import path loads when it is named."""
+"""What loads when it is named: parts by the names that configs and commands use, and the public names of packages."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from operator import attrgetter
@@ -14,7 +15,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
     """Parts of one kind by name: the part itself, or its import path "module:attribute", loaded at the first look.
 
     Names are listed without importing anything; looking at the parts (`items`, `values`) imports all of them. `made`
-    turns what an import path leads to into the part.
+    turns what is registered, or what its import path leads to, into the part.
     """
 
     def __init__(
@@ -25,21 +26,25 @@ class Registry(Mapping[str, Part], Generic[Part]):
         self._parts: dict[str, Part | str] = dict(parts)
 
     def register(self, name: str, part: Part | str) -> None:
-        """Add a part, or its import path. Raises `ConfigError`: another one has the name."""
+        """Add a part, or its import path. Raises `ConfigError`: its name is taken, or it is of another kind."""
         if name in self._parts:
             raise ConfigError(f"a {self.kind} called '{name}' is there already; choose another name")
-        self._parts[name] = part
+        self._parts[name] = part if isinstance(part, str) else self._made(part)
 
     def forget(self, name: str) -> None:
         """Remove a part."""
         del self._parts[name]
 
     def __getitem__(self, name: str) -> Part:
-        """Raises `KeyError`: no part has the name."""
+        """Raises `KeyError`: no part has the name; `ConfigError`: its import path leads to none."""
         part = self._parts[name]
         if isinstance(part, str):
             module, _, attribute = part.partition(":")
-            part = self._parts[name] = self._made(attrgetter(attribute)(import_module(module)))
+            try:
+                found = attrgetter(attribute)(import_module(module))
+            except (ImportError, AttributeError, ValueError) as error:
+                raise ConfigError(f"the {self.kind} '{name}' cannot be imported as '{part}': {error}") from error
+            part = self._parts[name] = self._made(found)
         return part  # pyright: ignore[reportReturnType]
 
     def __contains__(self, name: object) -> bool:
@@ -51,3 +56,24 @@ class Registry(Mapping[str, Part], Generic[Part]):
 
     def __len__(self) -> int:
         return len(self._parts)
+
+
+def lazy(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package (PEP 562) whose names load at their first use.
+
+    Args:
+        package: its `__name__`.
+        names: what it takes from each module below it, "a b" as in `from .module import a, b`; the modules too are
+            names of the package.
+    """
+    modules = {name: module for module, own in names.items() for name in own.split()}
+
+    def load(name: str) -> Any:
+        if name not in modules and name not in names:
+            raise AttributeError(f"module '{package}' has no attribute {name!r}")
+        module = import_module(f".{modules.get(name, name)}", package)
+        value = getattr(module, name) if name in modules else module
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load, lambda: sorted({*vars(sys.modules[package]), *modules, *filter(str.isidentifier, names)})

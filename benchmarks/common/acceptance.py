@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from treespec.literature import StochasticBeam
+from treespec.literature import StochasticBeam, dyspec
 from treespec.literature.optimum import path_bound
 from treespec.literature.transport import MAX_SUPPORT
-from treespec.policies import BestFirst, Chain, Paths, dyspec
+from treespec.policies import BestFirst, Chain, Paths
 from treespec.protocols import Frontier, Proposal, TreePolicy, VerificationRule
 from treespec.sampling import inverse_cdf, truncate_probs
 from treespec.testing import EnumeratingSource, enumerate_traces

@@ -21,7 +21,7 @@ from treespec.drafters.base import SessionSource
 from treespec.drafters.lookup.suffix_store import SuffixStore
 from treespec.drafters.lookup.suffix_text import SuffixText
 from treespec.drafters.merge.opinion_pool import OpinionPool
-from treespec.hf.loading.smollm2 import NAME
+from treespec.lab.smollm2 import NAME
 from treespec.protocols import CausalScorer, Drafter, Frontier, Proposal, Session, VerifiedStep
 
 DRAFT = "draft"
@@ -121,16 +121,11 @@ def warm_suffix() -> SuffixLookup:
 DRAFTERS: dict[str, Entry] = {
     "suffix, request only": Entry(lambda _: SuffixLookup()),
     "recycling, cold": Entry(lambda _: TokenRecycling(), reads_logits=True),
-    "recycling + suffix, cold": Entry(
-        lambda _: Merge([TokenRecycling(), SuffixLookup()]),
-        reads_logits=True,
-    ),
+    "recycling + suffix, cold": Entry(lambda _: Merge([TokenRecycling(), SuffixLookup()]), reads_logits=True),
     "suffix, warm": Entry(lambda _: warm_suffix()),
     "recycling, warm": Entry(lambda _: warm_start().recycling(), reads_logits=True),
     "recycling + suffix, warm": Entry(
-        lambda kit: Merge([warm_start().recycling(), warm_suffix()], pool=kit.pool),
-        reads_logits=True,
-        is_learning=True,
+        lambda kit: Merge([warm_start().recycling(), warm_suffix()], pool=kit.pool), reads_logits=True, is_learning=True
     ),
     "draft model": Entry(lambda kit: DraftModel(kit.scorer(DRAFT)), scorer=DRAFT),
     "draft model + recycling + suffix, warm": Entry(

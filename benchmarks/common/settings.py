@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,7 +33,7 @@ def settings(**extra: Any) -> dict[str, Any]:
     # Absolute paths without their folders, which mean nothing elsewhere.
     arguments = [re.sub(r"(^|=)[/~].*?([^/]*)/?$", r"\1\2", argument) for argument in sys.argv[1:]]
     return {
-        "command": " ".join([f"python -m {_module(Path(sys.argv[0]))}", *arguments]),
+        "command": shlex.join(["python", "-m", _module(Path(sys.argv[0])), *arguments]),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         "processor": _processor(),
         "threads": torch.get_num_threads(),

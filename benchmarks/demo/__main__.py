@@ -27,8 +27,8 @@ from treespec import Chain, TreeSpeculation, WarmStart, load_drafter, shipped_he
 from treespec.commands.bench import measured_of, prompt_table, summary_table
 from treespec.commands.console import progress_bar
 from treespec.cpu import prepack_linears
-from treespec.hf.loading import smollm2
 from treespec.hf.machine import is_quiet
+from treespec.lab import smollm2
 from treespec.lab.measure.paired import PLAIN, Agreements, Bench, Contestant, Runs, measure_checked, raw_numbers, speeds
 from treespec.lab.selftest.agreement import TIE
 from treespec.viz import draw_tree, plot_comparison

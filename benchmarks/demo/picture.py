@@ -17,8 +17,7 @@ def most_instructive_step(steps: Sequence[StepRecord]) -> int:
     drafters know little of the text, and chains are left out where possible."""
     eligible = [i for i, step in enumerate(steps) if not step.trees[0].is_chain and i >= len(steps) // 3]
     return max(
-        eligible or range(len(steps)),
-        key=lambda i: (num_branch_tokens(steps[i]), steps[i].verdicts[0].num_accepted),
+        eligible or range(len(steps)), key=lambda i: (num_branch_tokens(steps[i]), steps[i].verdicts[0].num_accepted)
     )
 
 

@@ -25,7 +25,7 @@ from benchmarks.common.prompts import Prompt, encode
 from benchmarks.common.settings import RESULTS, digest, load_average, markdown_table, parser, publish, settings
 from benchmarks.grammar.schemas import FILE, NEW_TOKENS, TASKS, compiler, processor
 from treespec import TreeSpeculation, load_drafter, optimize, shipped_head
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 from treespec.lab.measure.paired import Bench, Contestant, Run, in_turn
 from treespec.lab.store import Store
 

@@ -48,7 +48,7 @@ from benchmarks.joint_distribution.cases import (
 from benchmarks.joint_distribution.heads import head_cases
 from benchmarks.joint_distribution.planted_bugs import planted_bugs
 from treespec.commands.console import progress_bar
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 from treespec.lab.store import Store
 from treespec.testing import g_test
 

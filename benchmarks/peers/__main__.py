@@ -40,7 +40,7 @@ from benchmarks.peers.contestants import AUTO, MERGED, OTHERS, PLAIN, SHAPES, Ma
 from benchmarks.peers.process import environment
 from benchmarks.peers.report import as_plain, picture, report
 from treespec.commands.console import progress_bar
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 from treespec.lab.measure.paired import Bench, Run, in_turn
 from treespec.lab.selftest.agreement import Plain, compare, plain_greedy
 from treespec.lab.store import Store

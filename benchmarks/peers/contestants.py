@@ -19,18 +19,16 @@ from benchmarks.common.drafters import MadeUp, fastest_head
 from benchmarks.peers.process import environment
 from treespec import Chain, TreeSpeculation, optimize, shipped_head
 from treespec.hf.introspect import CACHE_NAME
-from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import load_model
-from treespec.hf.loading.named import named_drafters
+from treespec.lab import smollm2
 from treespec.lab.measure.paired import Bench, Contestant, Run
+from treespec.lab.named import named_drafters
 from treespec.protocols import Frontier, Proposal
 from treespec.speedup.sources import Found
 from treespec.speedup.sped_up import SpedUp
 
 ROOT = Path(__file__).parents[2]
 PLAIN, OPTIMIZED, COMPILED, AUTO = "plain", "optimized", "compiled", "auto"
-EXIT_LAYERS = 24
-"""After which transformers' early exit drafts: the untrained head agrees there with the last layer's at two of five."""
 SHAPES: dict[str, Any] = {
     **{f"chain-{n}": Chain(n) for n in (1, 2, 3, 4, 6)},
     **{f"tree-{n}": n for n in (4, 8, 12, 16, 24, 32)},
@@ -43,13 +41,13 @@ WORDS = {RANDOM: "random drafts", FIRST: "first calls", "head": "head alone", "w
 OTHERS = {
     COMPILED: "plain, compiled",
     "lookup": "transformers' prompt lookup",
-    "early-exit": f"transformers' assisted generation, {EXIT_LAYERS} of 30 layers draft",
     "assisted": "transformers' assisted generation, draft model",
     "economize-lookup": "economize, prompt lookup",
     "economize-eagle3": "economize, EAGLE-3 (the shipped head)",
     "dejavuu": "dejavuu, suffixes and recycling",
     "vllm": "vLLM, plain",
     "vllm-ngram": "vLLM, n-grams",
+    **{f"before-{shape}": f"an earlier treespec, {shape}" for shape in ("chain-4", "tree-8", AUTO)},
 }
 BLOCK = "block"
 TITLES = {PLAIN: "plain `generate`", OPTIMIZED: "plain, optimized", BLOCK: "README's block", **OTHERS}
@@ -139,8 +137,9 @@ class Process:
         python = folder / "bin" / "python"
         if not python.exists():
             raise RuntimeError(f"there is no environment {folder.name}, which `make bench-peers` sets up")
-        code = "from benchmarks.peers.process import serve; serve()"
-        command = [str(python), "-c", code, library, json.dumps(options), str(smollm2.converted_folder())]
+        # Nothing of this folder is on its path: the environment may have a treespec of its own.
+        code = "import runpy; runpy.run_path('benchmarks/peers/process.py')['serve']()"
+        command = [str(python), "-P", "-c", code, library, json.dumps(options), str(smollm2.converted_folder())]
         return cls(command, environment(threads))
 
     def ask(self, request: Any) -> Any:
@@ -232,8 +231,8 @@ class Makers:
         if name in LIBRARIES:
             folder, library, options = LIBRARIES[name]
             return Elsewhere(name, dict, None, Process.of_library(ROOT / folder, library, options, self._threads))
-        options = {"lookup": {"prompt_lookup_num_tokens": 10}, "early-exit": {"assistant_early_exit": EXIT_LAYERS}}
-        return Contestant(name, (lambda: options[name]) if name in options else self._assisted())
+        is_lookup = name == "lookup"
+        return Contestant(name, (lambda: {"prompt_lookup_num_tokens": 10}) if is_lookup else self._assisted())
 
     def _assisted(self) -> Callable[[], dict[str, Any]]:
         if self._draft_model is None:
@@ -262,12 +261,12 @@ _ECONOMIZE = ".venv-peers/economize"
 LIBRARIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "economize-lookup": (_ECONOMIZE, "economize", {"head": None, "cycle_length": 8}),
     "economize-eagle3": (_ECONOMIZE, "economize", {"head": str(shipped_head(smollm2.NAME)), "cycle_length": 4}),
-    "dejavuu": (
-        ".venv-peers/dejavuu",
-        "dejavuu",
-        {"method": "suffix_recycle_merge", "budget": 8, "is_tree": True},
-    ),
+    "dejavuu": (".venv-peers/dejavuu", "dejavuu", {"method": "suffix_recycle_merge", "budget": 8, "is_tree": True}),
     "vllm": (".venv-vllm", "vllm", {"speculation": None}),
     "vllm-ngram": (".venv-vllm", "vllm", {"speculation": _NGRAM}),
+    **{
+        f"before-{shape}": (".venv-before", "treespec", {"head": str(shipped_head(smollm2.NAME)), "tree": tree})
+        for shape, tree in {"chain-4": "chain-4", "tree-8": 8, AUTO: AUTO}.items()
+    },
 }
 """The environment that `make bench-peers` sets up, the library and its options, see `process.LIBRARIES`."""

@@ -106,6 +106,24 @@ def vllm(folder: str, speculation: dict[str, Any] | None) -> Decode:
     return decode
 
 
+def treespec(folder: str, head: str, tree: str | int) -> Decode:
+    """What this environment has of treespec: drafts of the head in that folder, warm recycling and suffix lookup."""
+    torch, library, model = importlib.import_module("torch"), importlib.import_module("treespec"), _load(folder)[0]
+    library.optimize(model, is_remeasured=True)
+    drafters = [library.load_drafter(head, model), *library.WarmStart.shipped("SmolLM2-135M-Instruct").drafters()]
+    speculation = library.TreeSpeculation(drafters, tree=library.Chain(4) if tree == "chain-4" else tree)
+
+    def decode(prompt: list[int], num_new: int, temperature: float, seed: int) -> list[int]:
+        torch.manual_seed(seed)
+        ids = torch.tensor([prompt])
+        options: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        options = options if temperature else {"do_sample": False}
+        options |= {"attention_mask": torch.ones_like(ids), "max_new_tokens": num_new, "custom_generate": speculation}
+        return model.generate(ids, **options)[0, len(prompt) :].tolist()
+
+    return decode
+
+
 def _load(folder: str) -> tuple[Any, Any]:
     """The model in float32 and its end-of-sequence token."""
     transformers: Any = importlib.import_module("transformers")
@@ -113,7 +131,7 @@ def _load(folder: str) -> tuple[Any, Any]:
     return model, model.generation_config.eos_token_id
 
 
-LIBRARIES: dict[str, Callable[..., Decode]] = {"economize": economize, "dejavuu": dejavuu, "vllm": vllm}
+LIBRARIES = {library.__name__: library for library in (economize, dejavuu, treespec, vllm)}
 ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",
     "HF_HUB_OFFLINE": "1",

@@ -22,7 +22,7 @@ from benchmarks.common.settings import RESULTS, load_average, parser, settings, 
 from benchmarks.tree_vs_chain import acceptance, report
 from benchmarks.tree_vs_chain.cells import Models
 from treespec.commands.console import progress_bar
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 
 NUM_MEASURING = 4
 

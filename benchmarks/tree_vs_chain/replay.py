@@ -84,10 +84,7 @@ class RecordedScorer:
         self._ids, self._cache = text.ids, DynamicCache()
         called: Any = model
         output = called(
-            text.ids[None],
-            **{CACHE_NAME: self._cache},
-            use_cache=True,
-            logits_to_keep=len(text.ids) - text.start + 1,
+            text.ids[None], **{CACHE_NAME: self._cache}, use_cache=True, logits_to_keep=len(text.ids) - text.start + 1
         )
         self.vocab_size: int = output.logits.shape[-1]
         self._zeros = torch.zeros(self.vocab_size)

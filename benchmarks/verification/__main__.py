@@ -38,7 +38,7 @@ from benchmarks.common.settings import RESULTS, digest, load_average, parser, pu
 from benchmarks.verification.report import BOUND, report
 from treespec.cpu import prepack_linears
 from treespec.hf import TreeScorer
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 from treespec.lab.store import Store
 
 TEMPERATURES = (1.0, 0.6)

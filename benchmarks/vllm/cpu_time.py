@@ -4,15 +4,12 @@
 
 Unlike wall time, CPU time hardly depends on what else the machine does; the control reads the wall clock, as in use:
 keep a core free. All engines live in one process and take turns, batch by batch; the ratios are of the same batch.
-Greedy, held-out prompts of HumanEval and GSM8K, or Spec-Bench's questions alone; the outputs are compared. `--profile
-NAME` prints where that engine's steps spend their time instead.
+Greedy, held-out prompts of HumanEval and GSM8K, or Spec-Bench's questions alone; the outputs are compared.
 """
 
 import argparse
-import cProfile
 import importlib
 import os
-import pstats
 import subprocess
 import sys
 import time
@@ -24,6 +21,7 @@ from benchmarks.common.prompts import DEMO, QUESTIONS, by_turns, held_out, quest
 from benchmarks.common.settings import RESULTS, load_average, markdown_table, publish, settings
 from benchmarks.vllm import ENVIRONMENT, MODEL, NAME
 
+COUNTS = ("num_steps", "num_draft_tokens", "num_accepted_tokens", "num_cut")
 ENGINES: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "lookups": {"method": "treespec", "warm_start": NAME},
@@ -38,15 +36,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--spec-bench", type=Path, help=QUESTIONS)
-    parser.add_argument("--profile", choices=ENGINES)
     parser.add_argument("--out", type=Path, default=RESULTS / "vllm" / "cpu_time.json")
     args = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
         command = [sys.executable, "-m", "benchmarks.vllm.cpu_time", *sys.argv[1:]]
         raise SystemExit(subprocess.call(command, env={**os.environ, **ENVIRONMENT}))
-    if args.profile:
-        profile(args)
-        return
     rows = [row for concurrency in args.concurrency for row in compare(concurrency, args)]
     data = settings(batches=args.batches, tokens=args.tokens, load=load_average(), rows=rows)
     publish(args.out, data, report(data))
@@ -95,6 +89,7 @@ class Engine:
         )  # fmt: skip
         self.params = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         self.run([[{"role": "user", "content": prompt.text}] for prompt in DEMO[:2]])
+        self._warm_up = self._counts()
 
     def run(self, chats: list[Any]) -> tuple[list[list[int]], float]:
         """Tokens of all requests, and CPU milliseconds per token."""
@@ -102,27 +97,14 @@ class Engine:
         found = [list(one.outputs[0].token_ids) for one in self.llm.chat(chats, self.params, use_tqdm=False)]
         return found, 1e3 * (time.process_time() - began) / sum(map(len, found))
 
+    def _counts(self) -> dict[str, float]:
+        found = self.llm.collective_rpc("tree_stats")[0] if self.has_trees else {}
+        return {name: found[name] for name in COUNTS if name in found}
+
     def stats(self) -> dict[str, float]:
-        """treespec's counts."""
-        if not self.has_trees:
-            return {}
-        found = self.llm.collective_rpc("tree_stats")[0]
-        return {name: found[name] for name in ("num_steps", "num_draft_tokens", "num_accepted_tokens", "num_cut")}
-
-
-def profile(args: argparse.Namespace) -> None:
-    """Where the time of one engine's steps goes."""
-    engine = Engine(ENGINES[args.profile], args.concurrency[0], args.tokens)
-    chats = batches(args.concurrency[0], args.batches + 2, args.spec_bench)
-    for batch in chats[:2]:
-        engine.run(batch)
-    profiler = cProfile.Profile()
-    profiler.enable()
-    for batch in chats[2:]:
-        engine.run(batch)
-    profiler.disable()
-    pstats.Stats(profiler).sort_stats("cumulative").print_stats(90)
-    print(engine.stats())
+        """treespec's counts since the warm-up, and the draft tokens of a step, all requests together."""
+        found = {name: count - self._warm_up[name] for name, count in self._counts().items()}
+        return found and {**found, "draft_tokens_per_step": found["num_draft_tokens"] / found["num_steps"]}
 
 
 def report(data: dict[str, Any]) -> str:
@@ -131,8 +113,17 @@ def report(data: dict[str, Any]) -> str:
     for row in data["rows"]:
         ratios, identical = row["times_plain"], f"{row['identical']} of {row['requests']}"
         numbers = [f"{median(row['ms']):.1f}", f"{median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"]
-        cells.append([str(row["concurrency"]), row["engine"], *numbers, identical])
-    header = ["concurrent", "engine", "CPU ms per token", "times plain", "over batches", "identical"]
+        drafted = f"{row['draft_tokens_per_step']:.2f}" if "draft_tokens_per_step" in row else ""
+        cells.append([str(row["concurrency"]), row["engine"], *numbers, drafted, identical])
+    header = [
+        "concurrent",
+        "engine",
+        "CPU ms per token",
+        "times plain",
+        "over batches",
+        "drafted per step",
+        "identical",
+    ]
     return "# CPU time in vLLM\n\n" + markdown_table(header, cells)
 
 

@@ -1,10 +1,10 @@
 """vLLM's own `bench serve` for plain decoding, n-grams, suffixes and trees, by the number of requests at once.
 
-    python -m benchmarks.vllm.serve --concurrency 1 4 8 16 --tokens 48
+    python -m benchmarks.vllm.serve --concurrency 1 4 8 16 --tokens 48 --rounds 3
 
-One server after the other, on a quiet machine: vLLM's processes poll while they wait for each other, so that CPU time
-would say as little as wall time. Greedy, held-out prompts of HumanEval and GSM8K, others for every number of requests.
-The suffix method is skipped without its package, which takes cmake and a C++ compiler:
+One server after the other, methods in turn, on a quiet machine: vLLM's processes poll while they wait for each other,
+so that CPU time would say as little as wall time. Greedy, held-out prompts of HumanEval and GSM8K, others for every
+number of requests. The suffix method is skipped without its package, which takes cmake and a C++ compiler:
 
     pip install nanobind==2.9.2
     pip install --no-deps --no-build-isolation arctic-inference==0.1.1
@@ -25,6 +25,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.common.prompts import held_out
@@ -35,15 +36,11 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
     "suffix": {"method": "suffix", "num_speculative_tokens": 8},
-    "treespec": {"method": "treespec", "num_speculative_tokens": 15, "warm_start": NAME},
-    "treespec head": {"method": "treespec", "num_speculative_tokens": 15, "drafter": "head", "head": NAME},
     "treespec head + warm": {"method": "treespec", "num_speculative_tokens": 15, "head": NAME, "warm_start": NAME},
-    "treespec cold": {"method": "treespec", "num_speculative_tokens": 15},
-    "treespec 16": {"method": "treespec", "tree": 16, "warm_start": NAME},
 }
-NAMES = ("plain", "ngram", "suffix", "treespec head + warm")
 STARTUP_SECONDS, WAVES = 900, 2
 """Requests per number of requests at once."""
+MEASURED = ("output_throughput", "median_tpot_ms", "median_ttft_ms", "completed", "total_output_tokens")
 SERVER = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
 
@@ -51,11 +48,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(NAMES))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS / "vllm" / "serve.json")
     args = parser.parse_args()
     methods, rows = [name for name in args.methods if is_installed(name)], []
-    for name in methods:
+    for name in methods * args.rounds:
         prompts = [prompt.text for prompt in held_out(None, sum(map(num_requests, args.concurrency)))]
         with server(METHODS[name], max(args.concurrency)) as port:
             for at_once in args.concurrency:
@@ -69,10 +67,7 @@ def main() -> None:
 
 def is_installed(method: str) -> bool:
     """Whether a method's own package is there."""
-    if method != "suffix" or importlib.util.find_spec("arctic_inference"):
-        return True
-    print("suffix is skipped: it needs the package arctic-inference")
-    return False
+    return method != "suffix" or importlib.util.find_spec("arctic_inference") is not None
 
 
 def num_requests(at_once: int) -> int:
@@ -90,10 +85,7 @@ def server(speculation: dict[str, Any] | None, at_once: int) -> Iterator[int]:
 
 @contextmanager
 def running(
-    given: list[str],
-    speculation: dict[str, Any] | None,
-    more: Mapping[str, str] | None = None,
-    log: int | None = None,
+    given: list[str], speculation: dict[str, Any] | None, more: Mapping[str, str] | None = None, log: int | None = None
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """The port and the process of a server of `MODEL`; all its processes end with the context.
 
@@ -153,18 +145,23 @@ def bench(port: int, prompts: list[str], at_once: int, tokens: int) -> dict[str,
             "--ignore-eos", "--temperature", "0", "--disable-tqdm",
         ]  # fmt: skip
         found = serve.main(parser.parse_args(given))
-    names = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "completed", "total_output_tokens")
-    return {name: float(found[name]) for name in names}
+    return {name: float(found[name]) for name in MEASURED}
 
 
 def report(data: dict[str, Any]) -> str:
-    """Markdown."""
-    plain = {row["concurrency"]: row for row in data["rows"] if row["method"] == "plain"}
-    header, cells = ["at once", "method", "tokens per second", "times plain", "ms per token", "ms to the first"], []
+    """Markdown: medians over the servers of a method."""
+    found: dict[tuple[int, str], list[dict[str, float]]] = {}
     for row in sorted(data["rows"], key=lambda row: row["concurrency"]):
-        speed, base = row["output_throughput"], plain[row["concurrency"]]["output_throughput"]
-        numbers = f"{speed:.1f}", f"{speed / base:.2f}", f"{row['median_tpot_ms']:.1f}", f"{row['median_ttft_ms']:.0f}"
-        cells.append([str(row["concurrency"]), row["method"], *numbers])
+        found.setdefault((row["concurrency"], row["method"]), []).append(row)
+    cells = []
+    for (at_once, method), rows in found.items():
+        speed, ms, first = (median(row[name] for row in rows) for name in MEASURED[:3])
+        times = [
+            row[MEASURED[0]] / plain[MEASURED[0]] for row, plain in zip(rows, found[at_once, "plain"], strict=True)
+        ]
+        numbers = f"{speed:.1f}", ", ".join(f"{ratio:.2f}" for ratio in times), f"{ms:.1f}", f"{first:.0f}"
+        cells.append([str(at_once), method, *numbers])
+    header = ["at once", "method", "tokens per second", "times plain", "ms per token", "ms to the first"]
     return "# `vllm bench serve`\n\n" + markdown_table(header, cells)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 from treespec.training.text.texts import Texts
 
 HERE = Path(__file__).parent

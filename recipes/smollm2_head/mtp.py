@@ -13,7 +13,7 @@ from random import Random
 import torch
 
 from recipes.smollm2_head.corpus import HERE, MODEL_NAME, Text, join_texts, read_corpus, take
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 from treespec.training import TrainingConfig, train
 
 COMMAND = "python -m recipes.smollm2_head.mtp"

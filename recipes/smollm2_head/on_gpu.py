@@ -29,8 +29,8 @@ from recipes.smollm2_head.slots import Job, Slots
 from treespec import shipped_head
 from treespec.heads.eagle3.module import Eagle3Head, unroll
 from treespec.hf.introspect import pick_layers
-from treespec.hf.loading import smollm2
 from treespec.hf.loading.heads import load_head
+from treespec.lab import smollm2
 from treespec.training.data import Batch
 from treespec.training.eagle3 import Eagle3Learner, make_eagle3
 from treespec.training.evaluate import EvaluatedDrafts, evaluate

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.common.prompts import Prompt, held_out
 from benchmarks.common.settings import RESULTS, markdown_table, parser, settings, settings_lines, write_json
 from recipes.smollm2_head.corpus import join_texts, read_corpus
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 from treespec.training.text.texts import read_folder
 
 LONG = 8

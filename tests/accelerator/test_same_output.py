@@ -8,7 +8,9 @@ import torch
 from helpers.accelerator.device import DEVICE, PretendAccelerator
 from helpers.accelerator.waits import cases, models_on, prompts
 
-from treespec import KAry, Paths, TokenRecycling, TreeSpeculation
+from treespec import Chain, KAry, Paths, Sequoia, TokenRecycling, TreeSpeculation
+from treespec.literature import StochasticBeam, delayed_branching, dyspec, eagle2, opt_tree
+from treespec.policies import SpecExec
 
 CASES = list(cases())
 CPU = torch.device("cpu")
@@ -64,12 +66,53 @@ def test_levels_that_the_host_reads_at_the_end_make_the_same_trees(tree: Any, ex
     assert decode(case, True, 4) == decode(case, False, 4)
 
 
+POLICIES = {
+    "sequoia": lambda: Sequoia([[0.6, 0.2], [0.5, 0.2]], 6),
+    "stochastic beam": lambda: StochasticBeam(2, 2),
+    "specexec": lambda: SpecExec(6),
+    "eagle2": lambda: eagle2(6),
+    "opt_tree": lambda: opt_tree(6, 0.05),
+    "dyspec": lambda: dyspec(6),
+    "delayed branching": lambda: delayed_branching(2, (2,)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_rows", "extra"),
+    [(1, {"do_sample": True}), (4, {"do_sample": True}), (4, {"do_sample": False})],
+    ids=["1-sampled", "4-sampled", "4-greedy"],
+)
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy(name: str, num_rows: int, extra: dict[str, Any]) -> None:
+    case = (name, lambda draft: TreeSpeculation(draft, tree=POLICIES[name](), seed=0), extra)
+    assert decode(case, True, num_rows) == decode(case, False, num_rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("rule", ["target_walk", "recursive", "traversal", "token", "block"])
+def test_every_rule_with_a_batched_form(rule: str, num_rows: int) -> None:
+    """On chains, which all of them verify; trees of selected children for the target walk."""
+    tree = 6 if rule == "target_walk" else Chain(3)
+    case = (rule, lambda draft: TreeSpeculation(draft, tree=tree, verification=rule, seed=0), {"do_sample": True})
+    assert decode(case, True, num_rows) == decode(case, False, num_rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("name", ["draft model, tree of 8, greedy", "draft model, 2 x 2, sampled"])
+def test_static_caches_decode_the_same(name: str, num_rows: int) -> None:
+    more, case = {"cache_implementation": "static"}, next(case for case in CASES if case[0] == name)
+    assert decode(case, True, num_rows, **more) == decode(case, False, num_rows, **more)
+
+
 def test_counts_see_reads_uploads_and_launches() -> None:
     with PretendAccelerator("tests/accelerator") as device:
         values = torch.arange(4).to(DEVICE)
         device.clear()
         assert int(values.sum()) == 6
-        values + torch.tensor([1, 2, 3, 4]).to(DEVICE)
+        _ = values + torch.tensor([1, 2, 3, 4]).to(DEVICE)
     totals = {kind: sum(getattr(device, kind).values()) for kind in ("reads", "uploads", "launches")}
     assert (totals["reads"], totals["uploads"]) == (1, 1)
     assert totals["launches"] >= 2

@@ -17,7 +17,7 @@ from benchmarks.peers import contestants
 from benchmarks.peers.contestants import AUTO, FIRST, OPTIMIZED, PLAIN, RANDOM, ROOT, Compiled, Makers, Process
 from benchmarks.peers.report import category, complete, picture, report
 from treespec.drafters import SuffixLookup
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 from treespec.lab.measure.paired import Bench
 from treespec.speedup import SpedUp
 

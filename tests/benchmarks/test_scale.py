@@ -8,7 +8,7 @@ from helpers.tiny import prompt, tiny_llama
 from benchmarks import scale, trained_drafters
 from benchmarks.common.prompts import Prompt
 from treespec.drafters import SuffixLookup
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 
 SHAPES = {
     "chain of 2": {"tokens": 200, "passes": 100, "levels": 200},

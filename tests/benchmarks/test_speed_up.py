@@ -8,7 +8,7 @@ from helpers.tiny import tiny_llama
 
 from benchmarks import speed_up
 from benchmarks.common.prompts import Prompt
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 
 
 @pytest.fixture

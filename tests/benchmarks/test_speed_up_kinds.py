@@ -7,7 +7,7 @@ import torch
 from helpers.tiny import tiny_llama
 
 from benchmarks import speed_up_kinds
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 
 
 def test_kinds_are_compared_with_plain_and_reported(tmp_path, monkeypatch):

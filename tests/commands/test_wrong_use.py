@@ -48,6 +48,7 @@ FILES = {
         ("generate model --prompt ' '", ConfigError, "the prompt is empty"),
         ("generate model --prompt a --setting no-setting.json", ConfigError, "is not a setting file"),
         ("generate model --prompt a --setting setting.json --tree 4", ConfigError, "leave out the options"),
+        ("write model --out texts --dtype int8", ConfigError, "dtype must be one of"),
         ("write model --out texts --temperature -1", ConfigError, "every temperature must be finite"),
         ("explain --target a,b --draft 0.5,0.5 --coins 0,0", ConfigError, "--target takes numbers separated by commas"),
         ("explain --target 0.5 --draft 0.5,0.5 --coins 0", ConfigError, "must have shape [2], got [1]"),

@@ -16,7 +16,7 @@ from helpers.tiny import noisy_copy, prompt, tiny_llama
 from helpers.two_ranks import on_two_ranks
 from torch import Tensor
 from transformers import AutoModelForCausalLM, StoppingCriteria
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from treespec import KAry, SuffixLookup, TokenRecycling, TreeSpeculation, optimize
 from treespec.devices.ranks import ROW_BYTES, Ranks

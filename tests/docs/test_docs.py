@@ -117,6 +117,14 @@ def test_snippets_of_diagnosis_run_in_order(monkeypatch, tmp_path) -> None:
     assert causes == set(SLOW_RUNS), "every cause has its row, and its prepared run"
 
 
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_a_page_opens_with_words_and_a_snippet(page: Path) -> None:
+    """No table before it: a reader sees what the page is for, then what that looks like in use."""
+    opening = re.search(r"\A# .*\n\n[\w`][^|]*?^```(\w+)$", page.read_text(), flags=re.MULTILINE)
+    assert opening is not None
+    assert opening[1] in ("python", "sh")
+
+
 def commands_in(script: str) -> list[list[str]]:
     lines = script.replace("\\\n", " ").splitlines()
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("treespec ")]

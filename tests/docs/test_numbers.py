@@ -1,7 +1,8 @@
-"""Every measured number on a page is in a committed result that its section links to.
+"""Every measured number on a page is quoted from a result, or is in a committed one that its section links to.
 
-Measured are numbers with a fraction, thousands and percentages in prose and tables; in README every number. Those of
-snippets, code and headings are not, nor the constants below.
+Quoted are those of `docs/tools/quotes.toml`, which `tests/benchmarks/test_readme_table.py` compares with their cells:
+all of the pages that it names. Measured are numbers with a fraction, thousands and percentages in prose and tables; in
+README every number. Those of snippets, code and headings are not, nor the constants below.
 """
 
 import functools
@@ -14,11 +15,13 @@ from typing import Any
 import pytest
 from helpers.doc_snippets import DOCS
 
+from docs.tools.quotes import QUOTES, unquoted
+
 ROOT = DOCS.parent
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 CONSTANTS = {
-    "README.md": "135 1.7 3 3.11 2.8 5.18 4 1 0 2 12 405",  # 405: test_readme_table.py
-    "architecture.md": "4,096",
+    "README.md": "135 1.7 3 3.11 2.8 5.18 4 1 0 2 12 8 16 32",
+    "architecture.md": "4,096 3,500 10,500 4,400 14,500",  # All but the first: test_weight.py
     "diagnosis.md": "40 60 1.15",
     "drafters.md": ".03 .4 208,559",  # 208,559: test_warm_start.py
     "heads.md": "2401.15077 2503.01840 2602.06036 2401.10774 0.33 4.5 32,000",
@@ -38,15 +41,23 @@ ANY_NUMBER = r"(?<![\w.,/-])(?:\d{1,3}(?:,\d{3})+|\d*\.?\d+)"
 
 
 def sections(page: Path) -> Iterator[tuple[str, str]]:
-    """By section: text without code and README's table, tested elsewhere, and the numbers of the linked results."""
-    text = re.sub(
-        r"```.*?```|<!-- (\w+) -->.*?<!-- /\1 -->|^    .*$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE
-    )
-    for section in re.split(r"^## ", text, flags=re.MULTILINE):
+    """By section: prose that quotes nothing, and the numbers of the results that it links to."""
+    for section in re.split(r"^## ", _text(page), flags=re.MULTILINE):
         links = [page.parent / link for link in re.findall(r"\]\(([^)#\s]+)", section)]
         results = [link for link in links if "results" in link.parts and link.suffix in (".md", ".json", ".csv")]
         prose = re.sub(r"\]\([^)]*\)|`[^`]*`|^#.*$", "", section, flags=re.MULTILINE)
-        yield prose, "\n".join(_numbers_of(result.resolve()) for result in results)
+        yield prose, "" if _name(page) in QUOTES else "\n".join(_numbers_of(result.resolve()) for result in results)
+
+
+def _text(page: Path) -> str:
+    """A page without code and README's table, tested elsewhere, and without the numbers that it quotes."""
+    text, name = page.read_text(), _name(page)
+    text = unquoted(name, text) if name in QUOTES else text
+    return re.sub(r"```.*?```|<!-- (\w+) -->.*?<!-- /\1 -->|^    .*$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def _name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 @functools.cache

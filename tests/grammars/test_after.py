@@ -114,6 +114,20 @@ def test_a_json_schema_after_a_thinking_block():
     assert json.loads(answer[answer.index("{") :])["age"] in (7, 42)
 
 
+def test_branches_that_reach_the_marker_have_states_of_their_own():
+    state = AfterState(Rising(), marker_of([3, 5], None))
+    for token in (60, 3, 3):
+        state.advance(token)
+        assert state.mask().all()
+    one, other = state.fork(), state.fork()
+    one.advance(5)
+    other.advance(5)
+    one.advance(7)
+    assert one.mask().equal(Rising(7).mask())
+    assert other.mask().equal(Rising().mask())
+    assert state.mask().all()
+
+
 @pytest.mark.parametrize(("make", "size"), [(byte_level, 300), (byte_fallback, 600)])
 @pytest.mark.parametrize("marker", ["</think>", "◁/think▷", "思考", " so:", "\n\n"])
 def test_a_text_is_found_however_many_tokens_spell_it(make, size, marker):

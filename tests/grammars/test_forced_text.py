@@ -1,5 +1,7 @@
 """Text that must follow is drafted, though other tokens spell it too."""
 
+from typing import Any
+
 import pytest
 import torch
 from helpers.grammars import constrained
@@ -7,9 +9,10 @@ from helpers.text_tokenizers import byte_level
 from helpers.tiny import noisy_copy, prompt, tiny_llama
 
 from treespec import TokenRecycling, TreeSpeculation
+from treespec.grammars.drafts import GrammarDrafts
 from treespec.grammars.forced_text import MAX_CHOICES, ForcedText, forced_tokens, spellings_of
 from treespec.hf import GrammarProcessor
-from treespec.tree import HostTree
+from treespec.tree import HostTree, TokenTree
 
 SPELLINGS = ["n", "na", "name", 'name"', "x", "nam", "nb", None, ""]
 
@@ -84,6 +87,14 @@ def test_no_text_follows_the_end_or_is_deeper_than_allowed():
     tree = HostTree([0, END], [-1, 0], [1.0, 0.9])
     assert forced.add_to(tree, 0, (ABC, D), 3, 8).tokens == [0, END]
     assert len(forced.add_to(HostTree([0], [-1], [1.0]), 0, (), 9, 1).tokens) == 4
+
+
+def test_selected_nodes_that_are_forbidden_leave_the_tree_with_what_is_below_them():
+    forced = ForcedText([Alternating()], Alternating.texts, [END])
+    assert [forced.allows(0, (ABC,), token) for token in (A, D, E, END, END + 1)] == [False, True, True, False, False]
+    tree = TokenTree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)], [0, ABC, D, D, A, E])
+    drafts: Any = GrammarDrafts(TokenRecycling(), forced)
+    assert drafts._are_allowed(tree, 0, (), 8) == [True, True, False, True, False, False, False, False]
 
 
 def test_how_a_text_is_spelled_is_learned():

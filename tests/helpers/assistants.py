@@ -72,6 +72,7 @@ class PlainAssistant:
             read = self.target(torch.tensor([tokens[:-1]]), return_shared_kv_states=True, use_cache=False)
             self._states, self._shared = states, read.shared_kv_states
         shared, before = self._shared, states[-1].reshape(1, 1, -1)
+        out: Any = None
         for token in [tokens[-1], *path]:
             embedded = self.target.get_input_embeddings()(torch.tensor([[token]]))
             out = self.assistant(

@@ -19,7 +19,7 @@ NAME = os.environ.get("TREESPEC_CUDA_AS", "cuda:0")
 CPU = torch.device("cpu")
 IS_GPU = NAME.startswith("cuda")
 if NAME.startswith("pretend"):
-    from helpers.accelerator.device import PretendAccelerator, to_device
+    from helpers.accelerator.device import PretendAccelerator
 
     PretendAccelerator().__enter__()
 DEVICE = torch.device(NAME)
@@ -27,7 +27,11 @@ DEVICE = torch.device(NAME)
 
 def placed(module: Any) -> Any:
     """The module on the device."""
-    return to_device(module) if DEVICE.type == "pretend" else module.to(DEVICE)
+    if DEVICE.type != "pretend":
+        return module.to(DEVICE)
+    from helpers.accelerator.device import to_device
+
+    return to_device(module)
 
 
 def pair() -> tuple[Any, Any]:

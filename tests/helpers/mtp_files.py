@@ -139,7 +139,7 @@ def write(folder: Path, name: str, num_layers: int = 1, seed: int = 0, **options
     target = zoo.build(architecture)
     setattr(target.config, published.count, num_layers)
     target.save_pretrained(folder)
-    donor_options = {"num_hidden_layers": num_layers * published.num_blocks} | dict(published.donor)
+    donor_options: dict[str, Any] = {"num_hidden_layers": num_layers * published.num_blocks} | dict(published.donor)
     for key in ("layer_types", "mlp_layer_types"):
         if key in donor_options:
             donor_options[key] = donor_options[key][: donor_options["num_hidden_layers"]]

@@ -56,7 +56,11 @@ def _patches(count: int) -> dict[str, torch.Tensor]:
     return {"pixel_values": _noise(count * 16, 48), "image_grid_thw": torch.tensor([[1, 4, 4]]).expand(count, -1)}
 
 
-def _qwen(model_type: str, text: Mapping[str, Any], **vision: Any) -> Multimodal:
+def _large(count: int) -> dict[str, torch.Tensor]:
+    return {"pixel_values": _noise(count, 3, 16, 16)}
+
+
+def _qwen(model_type: str, text: dict[str, Any], **vision: Any) -> Multimodal:
     """A model with Qwen's tower, patches and M-RoPE."""
     return Multimodal(model_type, text | _MROPE, _QWEN_TOWER | vision, _QWEN_IDS, _patches, "mm_token_type_ids")
 
@@ -87,11 +91,21 @@ _GEMMA_N = _MIXED | {
     "layer_types": _MIXED["layer_types"] * 2,
     "num_kv_shared_layers": 2,
 }
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size_mlp": 48}
 
 KINDS: tuple[Multimodal, ...] = (
     _qwen("qwen2_vl", {}, embed_dim=16, hidden_size=32),
+    _qwen("qwen2_5_vl", {}, **_WIDE, window_size=16, fullatt_block_indexes=[1]),
     _qwen("qwen3_vl", {"head_dim": 8}, **_WIDE, num_position_embeddings=16, deepstack_visual_indexes=[0, 1]),
     Multimodal("llava", {"model_type": "llama"}, _CLIP, {"image_token_index": MEDIA, "image_seq_length": 4}),
+    Multimodal(
+        "llava_next",
+        {"model_type": "mistral", "sliding_window": WINDOW},
+        _CLIP,
+        {"image_token_index": MEDIA, "image_grid_pinpoints": [[8, 16], [16, 8]]},
+        lambda count: {"pixel_values": _noise(count, 3, 3, 8, 8), "image_sizes": torch.tensor([[8, 16]] * count)},
+        num_tokens=14,
+    ),
     Multimodal(
         "gemma3",
         _MIXED | {"query_pre_attn_scalar": 8},
@@ -107,11 +121,50 @@ KINDS: tuple[Multimodal, ...] = (
         token_types="token_type_ids",
     ),
     Multimodal(
-        "idefics3",
-        {"model_type": "llama"},
-        _TOWER | {"image_size": 16, "patch_size": 4},
-        {"image_token_id": MEDIA, "scale_factor": 2},
-        lambda count: {"pixel_values": _noise(1, count, 3, 16, 16)},
+        "mistral3",
+        {"model_type": "mistral", "sliding_window": None, "head_dim": 8},
+        _TOWER | {"model_type": "pixtral", "head_dim": 8, "image_size": 16, "patch_size": 4},
+        {"image_token_index": MEDIA, "spatial_merge_size": 2},
+        lambda count: {"pixel_values": _noise(count, 3, 16, 16), "image_sizes": torch.tensor([[16, 16]] * count)},
+    ),
+    Multimodal(
+        "llama4",
+        _EXPERTS
+        | {
+            "head_dim": 8,
+            "attention_chunk_size": WINDOW,
+            "layer_types": ["chunked_attention", "full_attention"],
+            "no_rope_layers": [1, 0],
+        },
+        _TOWER
+        | {"image_size": 16, "patch_size": 4, "vision_output_dim": 32, "projector_input_dim": 32}
+        | {"projector_output_dim": 32, "intermediate_size": 64},
+        {"image_token_index": MEDIA, "boi_token_index": START, "eoi_token_index": END},
+        _large,
+    ),
+    *(
+        Multimodal(
+            name,
+            {"model_type": "llama"},
+            _TOWER | {"image_size": 16, "patch_size": 4},
+            {"image_token_id": MEDIA, "scale_factor": 2},
+            lambda count: {"pixel_values": _noise(1, count, 3, 16, 16)},
+        )
+        for name in ("idefics3", "smolvlm")
+    ),
+    Multimodal(
+        "internvl",
+        {"model_type": "qwen2"},
+        _TOWER | {"image_size": [16, 16], "patch_size": [4, 4]},
+        {"image_token_id": MEDIA, "image_seq_length": 4},
+        _large,
+    ),
+    Multimodal(
+        "aya_vision",
+        {"model_type": "cohere2", "logit_scale": 1.0, **_MIXED},
+        _SIGLIP | {"image_size": 16},
+        {"image_token_index": MEDIA},
+        _large,
     ),
     Multimodal(
         "qwen2_audio",
@@ -131,6 +184,13 @@ KINDS: tuple[Multimodal, ...] = (
             "feature_attention_mask": torch.ones(count, 16, dtype=torch.long),
         },
         tower="audio_config",
+    ),
+    Multimodal(
+        "ovis2",
+        {"model_type": "qwen2"},
+        _TOWER | _PIXELS | {"vocab_size": 32, "num_visual_indicator_tokens": 5},
+        {"image_token_id": MEDIA, "visual_indicator_token_ids": [83, 84, 85, 86, 87], "hidden_size": 32}
+        | {"vocab_size": VOCAB_SIZE},
     ),
     Multimodal(
         "phi4_multimodal",
@@ -196,6 +256,15 @@ KINDS: tuple[Multimodal, ...] = (
             "input_features_mask": torch.ones(count, 64, dtype=torch.bool),
         },
         tower="audio_config",
+    ),
+    Multimodal(
+        "glm4v",
+        _MROPE,
+        _QWEN_TOWER | _WIDE | {"image_size": 16},
+        {"image_token_id": MEDIA, "video_token_id": VIDEO, "image_start_token_id": START, "image_end_token_id": END}
+        | {"video_start_token_id": 88, "video_end_token_id": 89},
+        _patches,
+        "mm_token_type_ids",
     ),
 )
 _HYBRID = {"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}

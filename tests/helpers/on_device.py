@@ -58,7 +58,7 @@ def is_called_by_a_test() -> bool:
 
 def _patch_models(device: torch.device, move: Callable[[nn.Module, torch.device], nn.Module]) -> None:
     from transformers import PreTrainedModel
-    from transformers.generation import GenerationMixin
+    from transformers.generation.utils import GenerationMixin
 
     from treespec.heads.modules.base import DraftHead
     from treespec.hf.models import make_scorer  # noqa: F401  Which imports all kinds of scorers.

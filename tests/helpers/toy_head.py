@@ -10,7 +10,7 @@ from treespec.heads.drafting.base import HeadDrafter
 from treespec.heads.files.config import DFLASH_LAYERS
 from treespec.heads.files.export import common_keys
 from treespec.heads.files.keys import KindKeys, words
-from treespec.heads.files.kinds import HeadKind, register
+from treespec.heads.files.kinds import HeadKind
 from treespec.heads.modules.base import DraftHead, HeadConfig
 
 
@@ -18,7 +18,10 @@ from treespec.heads.modules.base import DraftHead, HeadConfig
 class ToyConfig(HeadConfig):
     num_layers: int = 1
     strength: float = 1.0
-    algorithm = "toy"
+
+    @property
+    def algorithm(self) -> str:
+        return "toy"
 
 
 class ToyHead(DraftHead[ToyConfig]):
@@ -54,7 +57,6 @@ def write_config(config, hidden_layers):
 
 
 KIND = HeadKind(
-    names=("toy",),
     keys=KindKeys(
         name="Toy",
         section=None,
@@ -66,4 +68,3 @@ KIND = HeadKind(
     drafter=Toy,
     write_config=write_config,
 )
-register(KIND)

@@ -1,7 +1,8 @@
 """The library's import graph, read from the sources. `python tests/helpers/weight.py` prints today's numbers.
 
-An edge is an import that runs when a module is imported: not one inside a function, nor one for type checkers. Lines
-are all lines of a file.
+An edge is an import that runs when a module is imported, to the packages around what is imported too; *reachable* is
+also what functions import, and what is named by an import path. Imports for type checkers do not count; what a package
+loads at the first use of its name counts where the name is used. Lines are all lines of a file.
 """
 
 import ast
@@ -14,7 +15,8 @@ from statistics import median
 import networkx as nx
 
 ROOT = Path(__file__).parents[2]
-CORE = set("errors checks registry protocols data sampling tree verification policies drafters heads engine hf".split())  # noqa: SIM905
+CORE = {"checks", "data", "drafters", "engine", "errors", "heads", "hf"}
+CORE |= {"policies", "protocols", "registry", "sampling", "tree", "verification"}
 """The rooms that decode. All others are add-ons: they import the core, and the core imports none of them."""
 
 
@@ -26,18 +28,45 @@ def modules() -> dict[str, Path]:
 
 
 @cache
-def graph() -> nx.DiGraph:
-    """Modules with their `lines`, and an edge from each to those that it imports."""
+def graph(is_reachable: bool = False) -> nx.DiGraph:
+    """Modules with their `lines`, and an edge from each to those that it imports.
+
+    Args:
+        is_reachable: with imports in functions, and those by import path, such as "treespec.cpu:optimize".
+    """
     found = nx.DiGraph()
     for name, file in modules().items():
         text = file.read_text()
         found.add_node(name, lines=text.count("\n"))
-        found.add_edges_from((name, other) for other in _imported(ast.parse(text)) if other in modules())
+        tree = ast.parse(text)
+        names = {*_imported(_run_at_import(tree.body)), name.rpartition(".")[0]}
+        if is_reachable:
+            names |= {*_imported(_ever_run(tree)), *_by_path(tree)}
+        found.add_edges_from((name, other) for other in map(_module_of, names) if other and other != name)
     return found
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in _run_at_import(tree.body):
+def _module_of(name: str) -> str | None:
+    """The module that a dotted name names or is in: for a name that its package loads at the first use, the origin."""
+    if name in modules():
+        return name
+    package, _, attribute = name.rpartition(".")
+    return _module_of(source) if (source := lazy_names(package).get(attribute)) else package * (package in modules())
+
+
+@cache
+def lazy_names(package: str) -> dict[str, str]:
+    """What a package imports for type checkers only, which it loads at the first use: the origin of every name."""
+    if package not in modules() or modules()[package].name != "__init__.py":
+        return {}
+    body = ast.parse(modules()[package].read_text()).body
+    typing = [inner for node in body if isinstance(node, ast.If) and _is_typing(node) for inner in node.body]
+    imports = [node for node in typing if isinstance(node, ast.ImportFrom)]
+    return {alias.asname or alias.name: f"{node.module}.{alias.name}" for node in imports for alias in node.names}
+
+
+def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -45,20 +74,44 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def _is_typing(node: ast.If) -> bool:
+    return "TYPE_CHECKING" in ast.unparse(node.test)
+
+
 def _run_at_import(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     for node in body:
         yield node
         if isinstance(node, ast.If):
-            is_typing = "TYPE_CHECKING" in ast.unparse(node.test)
-            yield from _run_at_import(node.orelse if is_typing else [*node.body, *node.orelse])
+            yield from _run_at_import(node.orelse if _is_typing(node) else [*node.body, *node.orelse])
         elif isinstance(node, (ast.Try, ast.With)):
             parts = [*node.body, *getattr(node, "orelse", []), *getattr(node, "finalbody", [])]
             yield from _run_at_import([*parts, *(s for h in getattr(node, "handlers", []) for s in h.body)])
 
 
-def closure(name: str) -> dict[str, int]:
-    """Everything that importing a module imports by name, itself too, with its lines; packages' own files as named."""
-    return {other: graph().nodes[other]["lines"] for other in {name} | nx.descendants(graph(), name)}
+def _ever_run(node: ast.AST) -> Iterator[ast.AST]:
+    """Everything below a node but what is for type checkers."""
+    is_typing = isinstance(node, ast.If) and _is_typing(node)
+    for child in node.orelse if is_typing else ast.iter_child_nodes(node):
+        yield child
+        yield from _ever_run(child)
+
+
+def _by_path(tree: ast.Module) -> Iterator[str]:
+    strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return (found[1] for text in strings if (found := re.fullmatch(r"(treespec(?:\.\w+)+)(?::[\w.]+)?", text)))
+
+
+def closure(name: str, is_reachable: bool = False) -> dict[str, int]:
+    """Everything that importing a module imports, itself too, with its lines; see `graph`."""
+    found = graph(is_reachable)
+    return {other: found.nodes[other]["lines"] for other in {name} | nx.descendants(found, name)}
+
+
+def in_core(name: str) -> dict[str, int]:
+    """What a module of the core reaches without going through an add-on, whose own imports are not the core's."""
+    found = graph(is_reachable=True)
+    core = found.subgraph(other for other in found if room(other) in CORE | {""})
+    return {other: found.nodes[other]["lines"] for other in {name} | nx.descendants(core, name)}
 
 
 def room(name: str) -> str:
@@ -91,26 +144,55 @@ def way_limits() -> tuple[int, int]:
     return int(frames), len(ast.literal_eval(carriers))
 
 
-def report() -> str:
-    """All that is counted."""
-    rows = []
-    for folder in ("treespec", "treespec/policies/control", "recipes", "benchmarks", "tests"):
-        files = list((ROOT / folder).rglob("*.py"))
-        rows.append(f"{folder}: {sum(file.read_text().count(chr(10)) for file in files):,} lines, {len(files)} files")
+BEFORE = {
+    "lines of treespec": (32_947, 304),
+    "lines of treespec/policies/control": (1_176, 9),
+    "lines of recipes": (1_637, 11),
+    "lines of benchmarks": (13_248, 106),
+    "lines of tests": (29_575, 252),
+    "words of README and docs": (35_925, 33),
+    "lines that treespec.engine.loop imports": (12_534, 23_851),
+    "lines that treespec.hf.generation.speculation imports": (23_851, 23_851),
+    "frames from generate to a pass, kinds of objects that carry a call": (9, 7),
+    "imports of hf/generation/decode.py": (28,),
+    "imports from core to add-ons": (65,),
+    "import contracts": (29,),
+    "functions, their median and longest lines, how many have above 50": (2_190, 6, 57, 9),
+}
+"""The same at commit a2a0864, before core and add-ons were parted. Files and pages come after lines and words, what is
+reachable of the core after what is imported."""
+
+
+def counts() -> dict[str, tuple[int, ...]]:
+    """All that is counted today, as in `BEFORE`."""
+    folders = [name.removeprefix("lines of ") for name in BEFORE if name.startswith("lines of ")]
+    files = {f"lines of {folder}": list((ROOT / folder).rglob("*.py")) for folder in folders}
+    found = {name: (sum(p.read_text().count("\n") for p in paths), len(paths)) for name, paths in files.items()}
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    rows.append(f"README and docs: {sum(len(page.read_text().split()) for page in pages):,} words, {len(pages)} pages")
-    for name in ("engine.loop", "hf.generation.speculation"):
-        rows.append(f"imported by treespec.{name}: {sum(closure(f'treespec.{name}').values()):,} lines")
-    rows.append("from generate to a pass: {} frames at most, {} kinds of objects carry a call".format(*way_limits()))
-    rows.append(f"hf/generation/decode.py: {num_imports('treespec.hf.generation.decode')} imports")
-    rows += [f"core to add-ons: {len(edges_to_add_ons())} imports", *(f"  {a} -> {b}" for a, b in edges_to_add_ons())]
-    rows.append(f"import contracts: {(ROOT / '.importlinter').read_text().count('[importlinter:contract')}")
+    found["words of README and docs"] = sum(len(page.read_text().split()) for page in pages), len(pages)
+    for name in ("treespec.engine.loop", "treespec.hf.generation.speculation"):
+        found[f"lines that {name} imports"] = sum(closure(name).values()), sum(in_core(name).values())
     lengths = function_lengths()
     over = sum(length > 50 for length in lengths)
-    rows.append(
-        f"functions: {len(lengths):,}, median {median(lengths):.0f} lines, {over} above 50, longest {lengths[-1]}"
+    last = (
+        way_limits(),
+        (num_imports("treespec.hf.generation.decode"),),
+        (len(edges_to_add_ons()),),
+        ((ROOT / ".importlinter").read_text().count("[importlinter:contract"),),
+        (len(lengths), int(median(lengths)), lengths[-1], over),
     )
-    return "\n".join(rows)
+    return found | dict(zip(list(BEFORE)[len(found) :], last, strict=True))
+
+
+def report() -> str:
+    """A line for everything that is counted: before, and today."""
+    rows = [(name, _shown(BEFORE[name]), _shown(today)) for name, today in counts().items()]
+    rows.insert(0, ("", "before", "today"))
+    return "\n".join(f"{name:<68}{before:>20}{today:>20}" for name, before, today in rows)
+
+
+def _shown(numbers: tuple[int, ...]) -> str:
+    return ", ".join(f"{number:,}" for number in numbers)
 
 
 if __name__ == "__main__":

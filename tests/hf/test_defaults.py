@@ -131,6 +131,22 @@ def test_generation_is_the_same_under_other_defaults(target, drafter, tree, sett
             assert outputs(target, make, TREES[tree], options) == texts
 
 
+@pytest.mark.parametrize("setting", ["meta", torch.float64, torch.bfloat16], ids=str)
+def test_trees_and_rules_by_hand(setting):
+    def verdicts():
+        tree = treespec.TokenTree.from_paths([(0,), (1,), (0, 0)], [0, 1, 2, 1])
+        batch = treespec.TreeBatch.from_trees([tree])
+        rows = [[0.25, 0.5, 0.25]] * 4
+        chances = {"coins": [0.3] * 4, "draws": [0.4] * 4}
+        generator = torch.Generator("cpu").manual_seed(0)
+        singles = [treespec.verify(tree, rows, name, **chances) for name in ("target_walk", "recursive", "traversal")]
+        return singles, treespec.verify(batch, [rows], generator=generator), batch.depths.tolist()
+
+    expected = verdicts()
+    with default(setting):
+        assert verdicts() == expected
+
+
 @pytest.mark.parametrize("setting", ["meta", pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str)
 def test_the_first_use_of_a_model(setting):
     """Its self-check, the pass times, `treespec.check` and a trace."""

@@ -15,20 +15,17 @@ import treespec
 from treespec import policies
 from treespec.drafters import DraftModel, Merge, ReEncoding, SharedVocabulary, SuffixLookup, TokenRecycling
 from treespec.heads import DFlash, Medusa
-from treespec.literature import AdaptiveChain, LowConfidence, StochasticBeam, Truncated
-from treespec.policies import (
-    BestFirst,
-    Chain,
-    Control,
-    KAry,
-    Paths,
-    Sequoia,
-    SpecExec,
+from treespec.literature import (
+    AdaptiveChain,
+    LowConfidence,
+    StochasticBeam,
+    Truncated,
     delayed_branching,
     dyspec,
     eagle2,
     opt_tree,
 )
+from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia, SpecExec
 from treespec.tree import MIXED, WITHOUT_REPLACEMENT
 
 POLICIES = {

@@ -11,6 +11,7 @@ from treespec.errors import RuleMismatchError
 from treespec.literature import OptimalTransport, TransportTraversal
 from treespec.literature.optimum import optimum_iid, optimum_without_replacement
 from treespec.literature.transport import best_transport, pair_supply
+from treespec.sampling import truncate_probs
 from treespec.testing import (
     FixedShape,
     RandomDistributions,
@@ -127,3 +128,11 @@ def test_what_they_do_not_support_is_named(rule):
         check(tokens, parents)
     with pytest.raises(RuleMismatchError, match=r"at most 2 siblings, and a node has 3.*k_seq"):
         check(torch.tensor([0, 1, 2, 3]), torch.tensor([-1, 0, 0, 0]), narrow, torch.tensor([-1, 0, 0, 0]))
+
+
+def test_truncating_keeps_the_most_probable_tokens():
+    probs = truncate_probs(torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.25, 0.25, 0.5, 0.0]]), 2)
+    assert torch.allclose(probs[0], torch.tensor([0.0, 4 / 7, 0.0, 3 / 7]))
+    assert probs[1].count_nonzero() == 2
+    assert torch.allclose(probs.sum(-1), torch.ones(2))
+    assert torch.equal(truncate_probs(torch.tensor([0.5, 0.5]), 7), torch.tensor([0.5, 0.5]))

@@ -12,7 +12,7 @@ from treespec.drafters.registry import DRAFTERS as REGISTERED
 from treespec.engine.loop import Run, speculate
 from treespec.errors import ConfigError
 from treespec.literature import AdaptiveChain, LowConfidence, Truncated
-from treespec.policies import BestFirst, Chain
+from treespec.policies import Chain
 from treespec.protocols import Capability, Scores, VerifiedStep
 from treespec.tree import SELECTED, TokenTree, TreeBatch, Verdict
 
@@ -126,20 +126,6 @@ def test_the_calls_policy_learns_once_per_step(name, capability):
     merge = Merge([DRAFTERS[name](), TokenRecycling(4)])
     result = decode(merge, Truncated(parts), capability, PROMPTS[:1], is_sampling=False)
     assert parts.num_updates == result.stats.num_target_passes > 1
-
-
-def test_a_policy_that_the_target_cannot_verify_learns_nothing():
-    """The call drafts chains instead."""
-
-    class CountedTree(BestFirst):
-        num_updates = 0
-
-        def update(self, step):
-            self.num_updates += 1
-
-    policy = CountedTree(4)
-    decode(TokenRecycling(4), policy, Capability.CHAIN, PROMPTS[:1], is_sampling=False)
-    assert policy.num_updates == 0
 
 
 @pytest.mark.parametrize("capability", [Capability.CHAIN, Capability.TREE])

@@ -13,7 +13,8 @@ from helpers.toy_models import TableLM, TableSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treespec.policies import BestFirst, dyspec
+from treespec.literature import dyspec
+from treespec.policies import BestFirst
 from treespec.policies.children import Children
 from treespec.policies.draw_values import ACCEPTANCE, SAMPLING_GAIN, VISIT, draw_values
 from treespec.testing import ConditionalProbs, ToyTree, enumerate_traces

@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from helpers.grown_trees import checked, rank_paths, token_path
@@ -13,9 +14,10 @@ import treespec.policies.children as children_module
 from treespec.drafters.base import can_use_heap
 from treespec.errors import ConfigError
 from treespec.literature import StochasticBeam
-from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec, as_policy
+from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec, TreeBuilder, as_policy
+from treespec.policies.heap import grow_best_first
 from treespec.protocols import Proposal
-from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
+from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree
 
 SCHEMES = [SELECTED, IID, WITHOUT_REPLACEMENT, MIXED]
 SHAPE = [(0,), (1,), (0, 0), (2,), (0, 1), (2, 0), (0, 0, 0), (2, 0, 0), (2, 0, 1)]
@@ -252,3 +254,51 @@ def test_a_subclass_of_best_first_grows_its_own_trees():
     """The heap knows `BestFirst`'s order alone."""
     assert can_use_heap(BestFirst(8))
     assert not can_use_heap(type("Own", (BestFirst,), {})(8))
+
+
+def test_rows_without_enough_tokens_get_padding():
+    source = TableSource([0, 1], TableLM(4, scale=0.0), num_candidates=2, is_sampling=False)
+    batch = KAry((3, 1)).grow(source, 2)
+    assert batch.num_nodes.tolist() == [5, 5]
+    one_hot = TableSource([0], TableLM(4, scale=50.0), is_sparse=True)
+    assert KAry((3,), WITHOUT_REPLACEMENT).grow(one_hot, 1).num_nodes.tolist() == [2]
+    one_hot = TableSource([0], TableLM(4, scale=50.0), is_sparse=True)
+    mixed = KAry((3,), MIXED).grow(one_hot, 1)
+    assert mixed.num_nodes.tolist() == [2]
+    assert mixed.sampling_schemes == {SELECTED}, "nothing is left to sample from"
+
+
+def test_heap_grows_the_same_trees():
+    model = TableLM(5, scale=2.0)
+    source = TableSource([2], model, is_sampling=False, num_candidates=4)
+
+    def children_of(path):
+        probs = source.probs(path)
+        return [(float(probs[t]), int(t), (*path, int(t))) for t in probs.argsort(descending=True)[:4]]
+
+    for num_nodes, depth in ((1, 3), (7, 2), (20, 6)):
+        tree = grow_best_first(2, (2,), children_of, num_nodes, depth)
+        heap = TokenTree(torch.tensor(tree.tokens), torch.tensor(tree.parents))
+        source._paths = [[]]
+        batch = BestFirst(num_nodes).grow(source, depth)
+        ours = {token_path(batch.trees[0], node) for node in range(num_nodes)}
+        assert {token_path(heap, node) for node in range(num_nodes)} == ours
+        assert tree.values == sorted(tree.values, reverse=True)
+
+
+def test_builder_keeps_expanded_numbers_apart():
+    """Nodes may be expanded in any order and from several levels; `TableSource` rejects a wrong number."""
+    source = TableSource([0, 1], TableLM(6))
+    builder = TreeBuilder(source)
+    first = builder.grow(builder.root, [3], SELECTED)
+    second = builder.grow(first[:, 2:], [2], SELECTED)
+    late = np.array([[second[0, 1], first[0, 0]], [-2, first[1, 1]]])
+    builder.grow(late, [1, 2], SELECTED)
+    batch = builder.build()
+    assert batch.num_nodes.tolist() == [9, 8]
+    for row in range(2):
+        tree = checked(batch, row)
+        for node in range(tree.num_nodes):
+            expected = source.probs(token_path(tree, node)).argsort(descending=True).tolist()
+            children = [tree.token(i) for i in tree.children(node)]
+            assert children == expected[: len(children)]

@@ -12,8 +12,8 @@ import torch
 from helpers.grown_trees import all_trees
 from helpers.toy_models import TableLM, TableSource
 
-from treespec.literature import LowConfidence, StochasticBeam, Truncated
-from treespec.policies import BestFirst, Chain, KAry, Paths, delayed_branching, dyspec, opt_tree
+from treespec.literature import LowConfidence, StochasticBeam, Truncated, delayed_branching, dyspec, opt_tree
+from treespec.policies import BestFirst, Chain, KAry, Paths
 from treespec.policies.draw_values import VISIT
 from treespec.testing import assert_lossless, exact_distribution
 from treespec.tree import IID, MIXED, WITHOUT_REPLACEMENT

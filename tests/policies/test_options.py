@@ -3,21 +3,16 @@
 import pytest
 
 from treespec.errors import ConfigError, InvalidTreeError
-from treespec.literature import AdaptiveChain, LowConfidence, StochasticBeam, Truncated
-from treespec.policies import (
-    BestFirst,
-    Chain,
-    Control,
-    KAry,
-    Paths,
-    Sequoia,
-    SpecExec,
-    as_policy,
+from treespec.literature import (
+    AdaptiveChain,
+    LowConfidence,
+    StochasticBeam,
+    Truncated,
     delayed_branching,
     eagle2,
     opt_tree,
-    optimal_paths,
 )
+from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia, SpecExec, as_policy, optimal_paths
 from treespec.tree import IID, MIXED, WITHOUT_REPLACEMENT
 
 POSITIVE, GAIN, SHARE, TABLE = "positive int", "min_gain must not be negative", r"lie in \(0, 1\]", "acceptance"
@@ -43,6 +38,7 @@ BAD = [
     (opt_tree, (4, -0.1), GAIN),
     (opt_tree, (4, "0.1"), GAIN),
     (eagle2, (4, 0), POSITIVE),
+    *((make, (1_000_000,), "num_nodes must be at most 8192, got 1000000") for make in (as_policy, BestFirst, SpecExec)),
     (SpecExec, (0,), POSITIVE),
     (SpecExec, (4, 0), POSITIVE),
     (SpecExec, (4, 1, 0), POSITIVE),

@@ -96,6 +96,7 @@ def always_plain(monkeypatch):
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
 def test_output_is_that_of_generate(model, always_plain, do_sample):
     speculation, inputs = treespec.speed_up(model), left_padded([9, 4, 6])
+    expected = inputs["input_ids"]
     try:
         for number in range(3):
             torch.manual_seed(number)

@@ -1,6 +1,7 @@
 """Trained heads written again."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -20,12 +21,12 @@ def test_a_cut_bias_is_the_nearest_of_its_rank(tmp_path):
     target = tiny_llama(vocab_size=VOCAB, num_layers=3)
     config = TrainingConfig(kind="dflash", **SMALL | {"markov_rank": 6, "learning_rate": 0.02})
     folder = train(target, write(target, 12), tmp_path / "run", config, dtype=torch.float32).folder
-    head = treespec.load_drafter(folder, target).head
+    head: Any = treespec.load_drafter(folder, target).head
     whole = head.markov_head.markov_w1.weight @ head.markov_head.markov_w2.weight.T
     left, sizes, right = torch.linalg.svd(whole)
     for rank in (6, 4):
         export_head(folder, target, tmp_path / "cut", torch.float32, has_all=False, markov_rank=rank)
-        cut = treespec.load_drafter(tmp_path / "cut", target).head.markov_head
+        cut: Any = treespec.load_drafter(tmp_path / "cut", target).head.markov_head
         assert cut.markov_w1.weight.shape == (VOCAB, rank)
         nearest = left[:, :rank] * sizes[:rank] @ right[:rank]
         torch.testing.assert_close(cut.markov_w1.weight @ cut.markov_w2.weight.T, nearest, atol=1e-5, rtol=1e-3)
@@ -39,7 +40,8 @@ HEADS = pytest.mark.parametrize("trained", ["eagle3", "dflash"], indirect=True)
 @HEADS
 def test_export_leaves_out_only_what_the_target_has(trained, target, tmp_path):
     target = copy.deepcopy(target)
-    own, folder = treespec.load_drafter(trained.result.folder, target).head, tmp_path / "other-rows"
+    own: Any = treespec.load_drafter(trained.result.folder, target).head
+    folder = tmp_path / "other-rows"
     own.lm_head.weight = torch.nn.Parameter(own.lm_head.weight + 1)
     save_head(own, own.config.hidden_layers, folder)
     export_head(folder, target, tmp_path / "own", torch.float32, has_all=False)

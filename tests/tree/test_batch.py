@@ -43,7 +43,7 @@ def test_limit_depth_cuts_what_networkx_cuts(listed: list[list[int]], first_limi
         graph = graph_of(parents)
         kept = set(nx.ego_graph(graph, 0, radius=max(limits[row], 0)))
         tokens = cut.trees[row].to_networkx()
-        relabelled = nx.relabel_nodes(tokens, {node: token - 100 for node, token in tokens.nodes(data="token")})
+        relabelled = nx.relabel_nodes(tokens, {node: tokens.nodes[node]["token"] - 100 for node in tokens})
         assert set(relabelled.edges) == set(graph.subgraph(kept).edges)
         assert set(relabelled.nodes) == kept
 

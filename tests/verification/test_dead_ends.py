@@ -10,6 +10,7 @@ import torch
 from helpers.toys import as_batch, random_chain, random_drafted, random_pairs
 from torch import Tensor
 
+from treespec.errors import LogitsError
 from treespec.protocols import VerificationRule
 from treespec.testing import TOY_SCHEMES, Case, ConditionalProbs, assert_lossless, supported_cases
 from treespec.tree import TokenTree, TreeBatch, Verdict
@@ -124,3 +125,40 @@ def test_greedy_forms_cut_alike() -> None:
     ]
     assert verify_scores(trees, scores) == walked
     assert max(verdict.num_accepted for verdict in walked) >= 2
+
+
+CHAINS = TokenTree.chain([2, 1, 1], torch.full((2, 3), 1 / 3)), TokenTree.chain([2, 1, 1])
+
+
+def chain_for(name: str) -> TokenTree:
+    """Drawn tokens where the rule takes them, else selected ones."""
+    return next(chain for chain in CHAINS if supports(name, chain))
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("nothing", [0.0, torch.nan])
+def test_an_accepted_dead_end_is_the_next_token(name: str, nothing: float) -> None:
+    sure = torch.eye(3)[1]
+    target_probs = torch.stack([sure, torch.full((3,), nothing), sure])
+    options = {"coins": torch.full((3,), 0.5), "draws": torch.full((3,), 0.5)}
+    chain = chain_for(name)
+    assert verify(chain, target_probs, name, **options) == Verdict((0,), 1, is_bonus=False)
+    alive = torch.stack([sure, sure, torch.full((3,), nothing)])
+    assert verify(chain, alive, name, **options) == Verdict((0, 1), 1, is_bonus=False)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("nothing", [0.0, torch.nan])
+def test_a_root_must_have_a_distribution(name: str, nothing: float) -> None:
+    target_probs = torch.full((3, 3), 1 / 3)
+    target_probs[0] = nothing
+    with pytest.raises(LogitsError):
+        verify(chain_for(name), target_probs, name)
+
+
+@pytest.mark.parametrize("wrong", [[torch.inf, 0.0, 0.0], [0.5, 0.5, 0.5], [1.5, -0.5, 0.0], [1.0, -1.0, 0.0]])
+def test_other_rows_than_distributions_raise_anywhere(wrong: list[float]) -> None:
+    target_probs = torch.full((3, 3), 1 / 3)
+    target_probs[2] = torch.tensor(wrong)
+    with pytest.raises(LogitsError):
+        verify(CHAINS[0], target_probs)

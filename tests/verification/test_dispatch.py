@@ -200,3 +200,10 @@ def test_a_walk_has_one_thread(two_threads, error):
 def test_accelerators_are_left_alone(two_threads):
     with one_thread(torch.device("meta")):
         assert torch.get_num_threads() == 2
+
+
+def test_padding_is_not_read() -> None:
+    trees = TreeBatch.from_trees([IID.trees[0], TokenTree(torch.tensor([0]), torch.tensor([-1]))])
+    target_probs = uniform(2, 3, 3)
+    target_probs[1, 1:] = torch.nan
+    assert [verdict.path for verdict in verify(trees, target_probs)][1] == (0,)

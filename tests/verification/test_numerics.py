@@ -14,6 +14,7 @@ from treespec.testing import ToyTree
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES, ArgmaxSource, GivenUniforms, verify
 from treespec.verification.dense.forms import verify_dense
+from treespec.verification.walks import likelihood_ratio, residual_weights
 
 
 @pytest.mark.parametrize("width", [1, 2])
@@ -146,3 +147,32 @@ def test_the_greedy_source_takes_the_first_of_equal_scores_and_has_no_coins(dtyp
     assert rng.pick(0, torch.zeros(3, dtype=dtype, requires_grad=True)) == 0
     with pytest.raises(RuleMismatchError, match="target walk"):
         rng.flip(0, 0.5)
+
+
+@pytest.mark.parametrize("make", [torch.tensor, np.array])
+def test_steps_change_no_argument(make) -> None:
+    probs, draft = make([0.5, 0.25, 0.25]), make([0.2, 0.8, 0.0])
+    assert float(likelihood_ratio(probs, draft, 0)) == pytest.approx(2.5)
+    assert float(likelihood_ratio(probs, None, 1)) == 0.25
+    assert residual_weights(probs, None, 0).tolist() == [0.0, 0.25, 0.25]
+    assert residual_weights(probs, draft, 0).tolist() == pytest.approx([0.3, 0.0, 0.25])
+    assert probs.tolist() == [0.5, 0.25, 0.25]
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
+def test_the_random_source_draws_from_distributions_only(weights: list[float]) -> None:
+    with pytest.raises(LogitsError, match="after node 1"):
+        GivenUniforms([0.5, 0.5], [0.5, 0.5]).pick(1, torch.tensor(weights))
+
+
+def test_the_random_source_flips_no_nan() -> None:
+    with pytest.raises(LogitsError, match="node 1 is NaN"):
+        GivenUniforms([0.5, 0.5], [0.5, 0.5]).flip(1, math.nan)
+
+
+def test_the_random_source_reads_tensors_lists_and_arrays() -> None:
+    for coins in ([0.25, 0.75], torch.tensor([0.25, 0.75]), np.array([0.25, 0.75])):
+        rng = GivenUniforms(coins, coins)
+        assert [rng.flip(node, 0.5) for node in (0, 1)] == [True, False]
+        assert [rng.pick(node, np.array([0.5, 0.5])) for node in (0, 1)] == [0, 1]
+        assert [rng.pick(node, torch.tensor([2.0, 0.0, 2.0])) for node in (0, 1)] == [0, 2]

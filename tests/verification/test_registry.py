@@ -6,9 +6,15 @@ import sys
 import pytest
 import torch
 from helpers.small_trees import DISTRIBUTIONS, IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
+from helpers.tiny import tiny_llama
+from helpers.toy_rule import ToyRule
 from torch import Tensor
 
-from treespec.errors import ConfigError, RuleMismatchError
+from treespec import TokenRecycling, TreeSpeculation
+from treespec.errors import (
+    ConfigError,
+    RuleMismatchError,
+)
 from treespec.protocols import VerificationRule
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES, TargetWalk, Traversal, get_rule, resolve, supporting_rules, verify
@@ -79,18 +85,54 @@ def uniform(*shape: int) -> Tensor:
     return torch.full(shape, 1 / shape[-1])
 
 
-def test_a_rule_is_added_by_registering_it() -> None:
-    """A rule of another file takes part under its name, as those that ship with treespec do."""
-    RULES.register("mine", "treespec.verification.target_walk:TargetWalk")
-    try:
-        assert "mine" in RULES
-        assert resolve("mine", True, IID) == TargetWalk()
-        with pytest.raises(ConfigError, match="choose another name"):
-            RULES.register("mine", TargetWalk())
-    finally:
-        RULES.forget("mine")
-    with pytest.raises(ConfigError, match="no verification rule is called 'mine'"):
-        get_rule("mine")
+@pytest.fixture
+def registered():
+    """Registers a rule, which is forgotten after the test."""
+    yield RULES.register
+    RULES.forget("toy")
+
+
+@pytest.mark.parametrize("rule", ["helpers.toy_rule:ToyRule", ToyRule, ToyRule()], ids=["path", "class", "object"])
+def test_a_rule_is_one_new_file_and_the_line_that_registers_it(registered, rule) -> None:
+    registered("toy", rule)
+    assert isinstance(resolve("toy", True, IID), ToyRule)
+    assert "toy" in supporting_rules(IID)
+    with pytest.raises(ConfigError, match="choose another name"):
+        registered("toy", TargetWalk())
+    speculation = TreeSpeculation(TokenRecycling(), tree=4, verification="toy", seed=0)
+    tiny_llama().generate(
+        torch.tensor([[5, 9, 2, 7]]), max_new_tokens=6, do_sample=True, eos_token_id=None, custom_generate=speculation
+    )
+    assert speculation.stats.num_emitted_tokens == speculation.stats.num_target_passes == 6
+
+
+def test_a_rule_that_is_not_registered_is_unknown() -> None:
+    with pytest.raises(ConfigError, match="no verification rule is called 'toy'"):
+        get_rule("toy")
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("nowhere.module:Rule", "rule 'toy' cannot be imported as 'nowhere.module:Rule': No module named 'nowhere'"),
+        ("helpers.toy_rule:Nope", "rule 'toy' cannot be imported as .*has no attribute 'Nope'"),
+        ("helpers.toy_rule", "rule 'toy' cannot be imported"),
+        ("helpers.toy_rule:Verdict", "a verification rule is"),
+    ],
+)
+def test_a_registration_that_leads_nowhere_is_named_and_harms_no_other_rule(registered, part, message) -> None:
+    registered("toy", part)
+    with pytest.raises(ConfigError, match=message):
+        get_rule("toy")
+    with pytest.raises(RuleMismatchError, match=r"lossless rules that can: .*traversal"):
+        resolve("block", True, IID)
+    assert "toy" not in supporting_rules(IID)
+
+
+def test_anything_but_a_rule_is_refused_when_it_is_registered() -> None:
+    with pytest.raises(ConfigError, match="a verification rule is"):
+        RULES.register("toy", torch.softmax)  # pyright: ignore[reportArgumentType]
+    assert "toy" not in RULES
 
 
 def test_rules_of_the_literature_are_imported_when_they_are_named() -> None:

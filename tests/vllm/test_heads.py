@@ -14,15 +14,16 @@ from helpers.engines import churn
 from helpers.engines.churn import ENGINE, random_requests
 from helpers.engines.engine import MODEL, PROMPTS, run_jobs
 from helpers.engines.models import random_adapters
-from helpers.engines.server import NUM_NODES, VOCAB, Server, alone, num_like_alone
+from helpers.engines.server import NUM_NODES, VOCAB, Server, alone, num_like_alone, paths_of
 
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads import Eagle3
 from treespec.heads.eagle3.module import Eagle3Config, Eagle3Head
 from treespec.heads.modules.layers import LayerConfig
 from treespec.testing import enumerate_continuations, g_test, uncached
-from treespec.tree import TreeBatch
+from treespec.tree import TreeBatch, Verdict
 from treespec.vllm import heads, pages
+from treespec.vllm.drafting import Drafting, ServedRow
 from treespec.vllm.heads import ServedHead, load_served_head
 from treespec.vllm.options import Options
 from treespec.vllm.readers import pack_products
@@ -51,18 +52,74 @@ def served(seed: int, skipped: float = 0.0) -> Server:
     return Server(ServedHead(random_head(), [0]), OPTIONS, seed, skipped, states_of)
 
 
-@pytest.mark.parametrize(("seed", "skipped", "most_waiting"), [(0, 0, 1), (1, 0, 40), (2, 0, 512), (3, 0.6, 40)])
-def test_every_row_is_drafted_as_if_alone(
-    seed: int, skipped: float, most_waiting: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("seed", "skipped"), [(0, 0), (1, 0), (3, 0.6)])
+def test_every_row_is_drafted_as_if_alone(seed: int, skipped: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "SHORT", 8)
-    monkeypatch.setattr(pages, "MOST_WAITING", most_waiting)
     drafter = Eagle3(random_head(), [0])
 
     def expected(text: list[int]) -> TreeBatch:
         return alone(drafter, text, prompt_states={0: states_of(text[:-1]).unsqueeze(0)})
 
     assert num_like_alone(served(seed, skipped), 25 if skipped == 0 else 60, expected) > 30
+
+
+class Resting:
+    """Requests with a head, whose steps each compute some tokens of every text."""
+
+    def __init__(self) -> None:
+        self.reader, self.texts = ServedHead(random_head(), [0]), dict[str, list[int]]()
+        self.reader.make_pages(100, 4)
+        self.drafting = Drafting(OPTIONS, VOCAB, reader=self.reader)
+        self.tables = np.arange(100).reshape(2, 50)
+
+    def compute(self, name: str, num_tokens: int) -> None:
+        """A pass over this many tokens of a text, and the token that follows them."""
+        text, row = self.texts.setdefault(name, [1, 2, 3]), len(name) - 1
+        first, new = len(text) - 1, np.random.default_rng(len(text)).integers(0, VOCAB, num_tokens).tolist()
+        self.texts[name] = text = text + new
+        states, positions = states_of(text)[first:-1], np.arange(first, len(text) - 1)
+        self.reader.pages.write(num_tokens, lambda: (states, self.tables[[row] * num_tokens], positions))
+
+    def draft(self) -> TreeBatch:
+        rows = []
+        for number, (name, text) in enumerate(self.texts.items()):
+            rows.append(ServedRow(name, number, Verdict((0,), text[-1], True), text[-1:], text.copy, len(text), 50))
+        roots = TreeBatch(torch.zeros(len(rows), 1, dtype=torch.int64), torch.full((len(rows), 1), -1))
+        self.drafting.update(rows, roots, torch.zeros(len(rows), VOCAB), list(range(len(rows))))
+        return self.drafting.propose(rows, self.tables)
+
+
+def test_after_a_long_rest_a_head_reads_from_where_its_pages_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "MOST_WAITING", 16)
+    resting = Resting()
+    resting.compute("a", 10)
+    resting.draft()
+    assert resting.reader._keys.lengths == [10]  # The first two tokens are in no pass.
+    for _ in range(20):  # When 17 tokens wait 8 are kept, the last time before 5 more.
+        resting.compute("a", 1)
+        resting.compute("bb", 1)
+    fused, fuse = [], resting.reader.pages._fuse_states
+    monkeypatch.setattr(resting.reader.pages, "_fuse_states", lambda states: fused.append(len(states)) or fuse(states))
+    trees = resting.draft()
+    assert fused == [13]
+    assert resting.reader._keys.lengths[:2] == [10 + 6, 7]
+    assert resting.reader._unread.offsets == [2 + 20 - 6, 2 + 20 - 7]
+    text = resting.texts["bb"]
+    expected = alone(Eagle3(random_head(), [0]), text, prompt_states={0: states_of(text[:-1])[-7:].unsqueeze(0)})
+    assert paths_of(trees.trees[1]) == paths_of(expected.trees[0])
+
+
+def test_what_another_request_left_in_forgotten_blocks_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "MOST_WAITING", 16)
+    resting = Resting()
+    resting.compute("a", 10)
+    resting.draft()
+    del resting.texts["a"]
+    resting.tables[1] = resting.tables[0]
+    for num_tokens in (10, *[1] * 7):  # Seventeen: the ten are forgotten.
+        resting.compute("bb", num_tokens)
+    resting.draft()
+    assert resting.reader._unread.offsets == [2 + 10]
 
 
 def test_of_a_long_text_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

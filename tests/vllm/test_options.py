@@ -1,6 +1,11 @@
 """What users write in `speculative_config`, and what is refused."""
 
+# vLLM has an environment of its own.
+# pyright: reportMissingImports=false
 import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +32,9 @@ def test_sizes(config: dict[str, Any], number: int, nodes: int) -> None:
     assert (options.num_speculative_tokens, options.policy.max_nodes) == (number, nodes)
 
 
+FORMS = "'auto', a number of nodes from 2 on, the root included, or rank paths such as [(0,), (1,), (0, 0)]"
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -35,9 +43,10 @@ def test_sizes(config: dict[str, Any], number: int, nodes: int) -> None:
         ({"drafter": 3}, "recycling, suffix, merge"),
         ({"verification": "typical"}, "target_walk"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
-        ({"tree": 0}, "tree must be 'auto', a positive number of nodes, or rank paths"),
-        ({"tree": True}, "tree must be 'auto', a positive number of nodes, or rank paths such as [(0,), (1,), (0, 0)]"),
-        ({"tree": True, "num_speculative_tokens": 7}, "got True"),
+        *(
+            ({"tree": tree, "num_speculative_tokens": 7}, f"tree must be {FORMS}, got {tree!r}")
+            for tree in (0, 1, True, 8.0, "8", None)
+        ),
         ({"num_speculative_tokens_per_batch_size": [[1, 4, 3]]}, "tree='auto', the default, chooses"),
         ({"tree": 9, "num_speculative_tokens": 7}, "num_speculative_tokens=8"),
         ({"tree": 9, "speculative_token_tree": "[(0,)]"}, "not both"),
@@ -94,6 +103,9 @@ def test_classes_of_the_users_own_are_refused(name: str) -> None:
     assert args.worker_cls.endswith("TreeCPUWorker")
 
 
+MODEL = {"drafter": "draft_model", "draft_model": "a/file"}
+
+
 @pytest.mark.parametrize(
     ("given", "number", "expected"),
     [
@@ -105,7 +117,7 @@ def test_classes_of_the_users_own_are_refused(name: str) -> None:
             3,
             {"drafter": "head", "head": "a/file"},
         ),
-        ({"method": "draft_model", "tree": 8}, 7, {"drafter": "draft_model", "draft_model": "a/file"}),
+        ({"method": "draft_model", "tree": 8}, 7, MODEL),
         ({"method": "draft_model", "tree": 8, "drafter": "merge"}, 7, {"drafter": "merge", "draft_model": "a/file"}),
         ({"method": "mtp", "model": None, "tree": 8}, 7, {"drafter": "head", "head": "mtp"}),
         (
@@ -114,6 +126,9 @@ def test_classes_of_the_users_own_are_refused(name: str) -> None:
             {"drafter": "head", "head": "mtp"},
         ),
         ({"method": "mtp", "tree": 8, "drafter": "merge"}, 7, {"drafter": "merge", "head": "a/file"}),
+        ({"method": "draft_model", "tree": 8, "draft_tensor_parallel_size": 1}, 7, MODEL),
+        ({"tree": 8, "num-speculative-tokens": 5}, 7, MODEL),
+        ({"model": "a/Llama_EAGLE3", "tree": 8}, 7, {"drafter": "head", "head": "a/Llama_EAGLE3"}),
     ],
 )
 def test_vllms_methods_with_a_tree(given: dict[str, Any], number: int, expected: dict[str, Any]) -> None:
@@ -132,12 +147,42 @@ def test_vllms_methods_with_a_tree(given: dict[str, Any], number: int, expected:
         {"method": "ngram", "num_speculative_tokens": 3},
         {"method": "mtp"},
         {"method": "draft_model", "model": "a", "tensor_parallel_size": 1},
+        {"model": "a", "num-speculative-tokens": 3},
     ],
 )
 def test_without_a_tree_vllms_own_methods_are_left_alone(config: dict[str, Any] | None) -> None:
-    args = engine_args(speculative_config=config)
+    args = engine_args(speculative_config=config, spec_tokens=3)
     configure(args, True)
-    assert args == engine_args(speculative_config=config)
+    assert args == engine_args(speculative_config=config, spec_tokens=3)
+
+
+FLAGS = dict.fromkeys(("spec_method", "spec_model", "spec_tokens"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "config", "number", "drafter"),
+    [
+        ({"spec_method": "treespec"}, None, 15, "merge"),
+        ({"spec_tokens": 7}, {"method": "treespec"}, 7, "merge"),
+        ({"spec_method": "treespec", "spec_tokens": 7}, {"drafter": "suffix"}, 7, "suffix"),
+        ({"spec_method": "draft_model", "spec_model": "M", "spec_tokens": 3}, {"tree": 8}, 7, "draft_model"),
+    ],
+)
+def test_vllms_arguments_for_single_keys_are_read(
+    flags: dict[str, Any], config: dict[str, Any] | None, number: int, drafter: str
+) -> None:
+    args = engine_args(speculative_config=config, **{**FLAGS, **flags})
+    configure(args, True)
+    assert args.speculative_config == {"model": PROPOSER, "num_speculative_tokens": number}
+    assert args.additional_config["treespec"]["drafter"] == drafter
+    # vLLM writes them over the keys, or refuses them as given twice.
+    assert {name: getattr(args, name) for name in FLAGS} == FLAGS
+
+
+def test_a_key_that_is_given_twice_is_refused() -> None:
+    args = engine_args(speculative_config={"method": "treespec", "num-speculative-tokens": 7}, spec_tokens=7)
+    with pytest.raises(ConfigError, match=r"spec_tokens and speculative_config\['num_speculative_tokens'\] mean"):
+        configure(args, True)
 
 
 @pytest.mark.parametrize(
@@ -146,14 +191,15 @@ def test_without_a_tree_vllms_own_methods_are_left_alone(config: dict[str, Any] 
         ({"method": "Treespec"}, "lower case: 'method': 'treespec', got 'Treespec'"),
         *(
             (
-                {"model": "a/head", "tree": 8} | ({"method": method} if method else {}),
-                rf"'method': 'eagle3', 'model': FOLDER, 'tree': 8.* got method {method!r}",
+                {"model": "a/head", "tree": 8, "method": method},
+                f"'method': 'eagle3', 'model': FOLDER, 'tree': 8.* got method {method!r}",
             )
-            for method in ("eagle", "mlp_speculator", "ngram", None)
+            for method in ("eagle", "mlp_speculator", "ngram")
         ),
         ({"method": "draft_model", "tree": 8}, "'method': 'draft_model', 'model': NAME, 'tree': 8"),
+        ({"tree": 8}, "'method': 'draft_model', 'model': NAME, 'tree': 8}.* got method None"),
         (
-            {"method": "draft_model", "model": "a", "tree": 8, "draft_tensor_parallel_size": 1},
+            {"method": "draft_model", "model": "a", "tree": 8, "draft_tensor_parallel_size": 2},
             "does not know draft_tensor_parallel_size",
         ),
     ],
@@ -166,12 +212,12 @@ def test_trees_of_other_methods_are_refused_with_what_to_write(given: dict[str, 
 TREES = {"method": "treespec"}
 
 
-def logged(caplog: pytest.LogCaptureFixture, args: Any, is_cpu: bool = False) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture, call: Callable[..., Any], *args: Any) -> list[str]:
     caplog.clear()
     # vLLM's loggers do not propagate.
     plugin.logger.addHandler(caplog.handler)
     with caplog.at_level("INFO", plugin.logger.name):
-        configure(args, is_cpu)
+        call(*args)
     plugin.logger.removeHandler(caplog.handler)
     return list(dict.fromkeys(record.getMessage() for record in caplog.records))
 
@@ -180,32 +226,40 @@ def test_what_trees_need_is_set_with_one_line(caplog: pytest.LogCaptureFixture) 
     config = pytest.importorskip("vllm.config")
     given = config.CompilationConfig()
     args = engine_args(speculative_config=dict(TREES), enforce_eager=False, compilation_config=given)
-    (line,) = logged(caplog, args)
+    (line,) = logged(caplog, configure, args, False)
     assert args.compilation_config.cudagraph_mode is config.CUDAGraphMode.PIECEWISE
     assert given.cudagraph_mode is None
     assert "cudagraph_mode=PIECEWISE" in line
-    assert args.disable_hybrid_kv_cache_manager is True
-    assert "disable_hybrid_kv_cache_manager=True" in line
 
 
 @pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL"])
 def test_what_was_asked_for_stays(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     config = pytest.importorskip("vllm.config")
     given = config.CompilationConfig(cudagraph_mode=mode)
-    asked = {"enforce_eager": False, "compilation_config": given, "disable_hybrid_kv_cache_manager": False}
-    args = engine_args(speculative_config=dict(TREES), **asked)
-    assert logged(caplog, args) == []
+    args = engine_args(speculative_config=dict(TREES), enforce_eager=False, compilation_config=given)
+    assert logged(caplog, configure, args, False) == []
     assert args.compilation_config is given
 
 
-def test_registration_wraps_nothing_but_the_way_to_the_method() -> None:
+def test_registration_wraps_nothing_but_the_ways_to_the_method() -> None:
     pytest.importorskip("vllm.config")
     from vllm import SamplingParams
-    from vllm.engine.arg_utils import EngineArgs
+    from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    plugin.register()
     plugin.register()
     assert hasattr(EngineArgs.create_engine_config, "is_treespec")
     assert not hasattr(SamplingParams._validate_spec_decode, "is_treespec")
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    assert parser.parse_args(["--spec-method", "treespec"]).spec_method == "treespec"
+
+
+def test_what_vllm_loads_in_each_process_imports_no_drafter() -> None:
+    code = "import sys, treespec.vllm.plugin; print(*(name for name in sys.modules if name.startswith('treespec.')))"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    names = ("checks", "errors", "registry", "vllm", "vllm.options", "vllm.plugin")
+    assert set(loaded) == {f"treespec.{name}" for name in names}
 
 
 def test_without_its_worker_the_proposer_says_what_to_set() -> None:
@@ -226,16 +280,35 @@ def test_the_check_of_parameters_is_replaced_where_the_method_is_used(
     monkeypatch.setattr(supported, "check_config", checked.append)
     original = SamplingParams._validate_spec_decode
     monkeypatch.setattr(SamplingParams, "_validate_spec_decode", original)
-    plugin._with_trees(lambda args: "other", engine_args(speculative_config={"method": "ngram"}))
+    others: Any = SimpleNamespace(speculative_config=SimpleNamespace(model=None))
+    assert plugin._with_trees(lambda args: others, engine_args(speculative_config={"method": "ngram"})) is others
     assert (SamplingParams._validate_spec_decode, checked) == (original, [])
-    made = SimpleNamespace(model_config=SimpleNamespace(is_hybrid=False))
+    made = engine_config()
     assert plugin._with_trees(lambda args: made, engine_args(speculative_config=config)) is made
     assert hasattr(SamplingParams._validate_spec_decode, "is_treespec")
     assert checked == [made]
 
 
-@pytest.mark.parametrize("asked", [None, True])
-def test_recurrent_layers_keep_the_manager_that_they_need(asked: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def engine_config(layer_types: Sequence[str] = (), is_hybrid: bool = False) -> SimpleNamespace:
+    """What vLLM makes of its arguments."""
+    model = SimpleNamespace(is_hybrid=is_hybrid, hf_text_config=SimpleNamespace(layer_types=layer_types))
+    scheduler = SimpleNamespace(disable_hybrid_kv_cache_manager=False)
+    speculation = SimpleNamespace(model=PROPOSER)
+    return SimpleNamespace(model_config=model, scheduler_config=scheduler, speculative_config=speculation)
+
+
+@pytest.mark.parametrize(
+    ("made", "is_disabled", "is_said"),
+    [
+        (engine_config(), True, False),
+        (engine_config(["full_attention"] * 2), True, False),
+        (engine_config(["sliding_attention", "full_attention"]), True, True),
+        (engine_config(["linear_attention", "full_attention"], is_hybrid=True), False, False),
+    ],
+)
+def test_layers_share_one_block_table_and_a_line_says_so_where_it_matters(
+    made: SimpleNamespace, is_disabled: bool, is_said: bool, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     pytest.importorskip("vllm.config")
     from vllm import SamplingParams
 
@@ -243,8 +316,13 @@ def test_recurrent_layers_keep_the_manager_that_they_need(asked: bool | None, mo
 
     monkeypatch.setattr(supported, "check_config", lambda config: None)
     monkeypatch.setattr(SamplingParams, "_validate_spec_decode", SamplingParams._validate_spec_decode)
-    scheduler = SimpleNamespace(disable_hybrid_kv_cache_manager=True)
-    made = SimpleNamespace(model_config=SimpleNamespace(is_hybrid=True), scheduler_config=scheduler)
-    args = engine_args(speculative_config=dict(TREES), disable_hybrid_kv_cache_manager=asked)
+    args = engine_args(speculative_config=dict(TREES))
+    for _ in range(2):  # vLLM's users may make a configuration twice of the same arguments.
+        made.scheduler_config.disable_hybrid_kv_cache_manager = False
+        lines = logged(caplog, plugin._with_trees, lambda args: made, args)
+        assert [line for line in lines if "disable_hybrid_kv_cache_manager=True" in line] == lines
+        assert (made.scheduler_config.disable_hybrid_kv_cache_manager, len(lines)) == (is_disabled, is_said)
+    args.disable_hybrid_kv_cache_manager = not is_disabled
+    made.scheduler_config.disable_hybrid_kv_cache_manager = not is_disabled
     plugin._with_trees(lambda args: made, args)
-    assert scheduler.disable_hybrid_kv_cache_manager is bool(asked)
+    assert made.scheduler_config.disable_hybrid_kv_cache_manager is not is_disabled

@@ -10,6 +10,8 @@ requests without; from `test_greedy_topk1_invariance.py` top-k of 1 in batches w
 `test_greedy_identity.py`), of `test_rejection_sampler.py` the approximated distribution (in `test_distribution.py`).
 """
 
+# vLLM has an environment of its own.
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from collections.abc import Sequence

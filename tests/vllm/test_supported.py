@@ -1,15 +1,19 @@
 """What is refused, by name."""
 
+# vLLM has an environment of its own.
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import functools
 import hashlib
 import importlib
 import inspect
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from treespec.errors import ConfigError, UnsupportedModeError
 
@@ -17,10 +21,14 @@ pytest.importorskip("vllm.config")
 
 from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Kind
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.version import __version__ as VERSION
 
+from treespec.vllm import supported
 from treespec.vllm.attention import CPU_ATTN, with_segments
+from treespec.vllm.options import Options
 from treespec.vllm.plugin import PROPOSER
 from treespec.vllm.scheduler import TreeScheduler, num_scratch_blocks
 from treespec.vllm.supported import (
@@ -40,7 +48,7 @@ def config(**values: Any) -> SimpleNamespace:
     parts = {
         "parallel_config": {
             "pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1,
-            "use_ubatching": False,
+            "use_ubatching": False, "data_parallel_size": 1,
         },
         "model_config": {
             "uses_mrope": False, "is_encoder_decoder": False, "use_mla": False, "logprobs_mode": "raw_logprobs",
@@ -53,7 +61,7 @@ def config(**values: Any) -> SimpleNamespace:
         "cache_config": {"kv_sharing_fast_prefill": False},
         "scheduler_config": {"async_scheduling": False},
     }  # fmt: skip
-    plain = {"use_v2_model_runner": False, "kv_transfer_config": None}
+    plain = {"use_v2_model_runner": False, "kv_transfer_config": None, "additional_config": {}}
     for name, value in values.items():
         part, _, key = name.partition("__")
         if key:
@@ -73,13 +81,14 @@ def test_this_vllm_and_a_plain_configuration_are_served() -> None:
     [
         ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
         ({"parallel_config__pipeline_parallel_size": 2}, "pipeline parallelism: .* tensor_parallel_size"),
+        ({"parallel_config__data_parallel_size": 2}, "data parallelism: start a server for each replica"),
         ({"parallel_config__decode_context_parallel_size": 2}, "context parallelism"),
         ({"parallel_config__prefill_context_parallel_size": 2}, "context parallelism"),
         ({"parallel_config__use_ubatching": True}, "dual batch overlap"),
         ({"kv_transfer_config": object()}, "KV connectors"),
         ({"model_config__uses_mrope": True}, "M-RoPE"),
         ({"model_config__is_encoder_decoder": True}, "encoder-decoder"),
-        ({"model_config__use_mla": True}, r"\(MLA\) on CPUs"),
+        ({"model_config__use_mla": True}, "MLA on CPUs"),
         ({"model_config__is_hybrid": True}, "recurrent layers .* on CPUs"),
         ({"model_config__is_attention_free": True}, "models without attention"),
         ({"model_config__logprobs_mode": "processed_logprobs"}, "raw_logprobs"),
@@ -130,7 +139,7 @@ def test_scratch_blocks_leave_room_for_the_longest_request(num_blocks: int, num_
         "model_config": SimpleNamespace(max_model_len=1000, is_hybrid=False, use_mla=False),
         "cache_config": SimpleNamespace(block_size=32),
     }
-    cache = SimpleNamespace(num_blocks=num_blocks, kv_cache_groups=[None] * num_groups)
+    cache = SimpleNamespace(num_blocks=num_blocks, **vars(groups(*[None] * num_groups)))
     assert num_scratch_blocks(SimpleNamespace(**parts), cache) == num_scratch  # pyright: ignore[reportArgumentType]
 
 
@@ -177,18 +186,50 @@ def test_caches_of_split_blocks_are_refused() -> None:
         check_cache(SimpleNamespace(kv_cache_groups=[group]), [16])
 
 
+def groups(*kinds: Kind | None) -> SimpleNamespace:
+    """Caches of layers with states of these kinds, and of attention where there is None."""
+    states = {"shapes": ((1,),), "dtypes": (torch.float32,), "block_size": 32}
+    specs = [kind and MambaSpec(mamba_type=kind, **states) for kind in kinds]
+    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs])
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supported, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+
+
+HYBRID = {"model_config__is_hybrid": True}
+
+
 @pytest.mark.parametrize(
-    ("change", "num_groups", "message"),
+    ("change", "kinds", "message"),
     [
-        ({}, 1, None),
-        ({}, 2, "2 groups"),
-        ({"model_config__is_hybrid": True}, 2, "one state per request"),
-        ({"model_config__use_mla": True}, 1, "latent attention"),
+        ({}, [None], None),
+        ({}, [None, None], "2 groups"),
+        *((HYBRID, [None, kind], "recurrent layers") for kind in (Kind.GDN_ATTN, Kind.MAMBA2, Kind.SHORT_CONV)),
+        ({"model_config__use_mla": True}, [None], "latent attention"),
     ],
 )
-def test_caches_that_serve_chains_only(change: dict[str, Any], num_groups: int, message: str | None) -> None:
-    why = why_chains(config(**change), SimpleNamespace(kv_cache_groups=[None] * num_groups))  # pyright: ignore[reportArgumentType]
+def test_caches_that_serve_chains_only(change: dict[str, Any], kinds: list[Any], message: str | None) -> None:
+    why = why_chains(config(**change), groups(*kinds))  # pyright: ignore[reportArgumentType]
     assert why is None if message is None else message in str(why)
+
+
+@pytest.mark.parametrize("kind", ["MAMBA1", "LINEAR"])
+def test_states_that_are_not_set_back_are_refused_on_all_devices(kind: str) -> None:
+    with pytest.raises(UnsupportedModeError, match=rf"recurrent layers \({kind}\) whose states"):
+        why_chains(config(**HYBRID), groups(None, Kind[kind], Kind.GDN_ATTN))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.usefixtures("on_cuda")
+@pytest.mark.parametrize("name", ["is_hybrid", "use_mla"])
+def test_models_that_were_never_compared_are_served_when_asked_for(name: str) -> None:
+    change = {f"model_config__{name}": True}
+    for asked in ({}, {"allow_untested": "false"}):
+        with pytest.raises(UnsupportedModeError, match='untested on this device: write "allow_untested": true'):
+            check_config(config(**change, additional_config={"treespec": asked}))  # pyright: ignore[reportArgumentType]
+    asked = asdict(Options.from_config({"allow_untested": True}))
+    check_config(config(**change, additional_config={"treespec": asked}))  # pyright: ignore[reportArgumentType]
 
 
 def test_attention_backends_without_segments_are_refused() -> None:

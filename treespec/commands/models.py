@@ -9,9 +9,9 @@ from torch import Tensor
 
 from treespec.commands.console import CONSOLE
 from treespec.errors import ConfigError
-from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import dtype_of, load_model, load_tokenizer
-from treespec.hf.loading.named import named_drafters
+from treespec.lab import smollm2
+from treespec.lab.named import named_drafters
 from treespec.training.text.writing import packed
 
 Messages = Sequence[Mapping[str, str]]

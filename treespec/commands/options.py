@@ -15,7 +15,7 @@ import typer
 from treespec.commands.models import Loaded, load
 from treespec.errors import ConfigError
 from treespec.hf import TreeSpeculation, from_config
-from treespec.hf.loading.named import default_drafters
+from treespec.lab.named import default_drafters
 from treespec.lab.setting import Setting, tree_policy
 from treespec.protocols import TreePolicy
 from treespec.training.text.chat import read_prompts

@@ -6,7 +6,7 @@ import typer
 
 from treespec.commands.console import say
 from treespec.errors import ConfigError
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 
 EXAMPLES = """Examples:
 

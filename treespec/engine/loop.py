@@ -130,9 +130,8 @@ class Run:
         self.rows = list(range(self.prompt_ids.shape[0]))
         self.outputs: list[list[int]] = [[] for _ in self.rows]
         self.is_chain_only = target.capability == Capability.CHAIN
-        policy = _chain_policy(self.policy) if self.is_chain_only else self.policy
-        self.control = policy if isinstance(policy, StepControl) else None
-        self.learner = policy if isinstance(policy, LearningPolicy) else None
+        self.control = self.policy if isinstance(self.policy, StepControl) else None
+        self.learner = self.policy if isinstance(self.policy, LearningPolicy) else None
         self.session = Session(
             history=self.history,
             is_sampling=self.is_sampling,
@@ -141,7 +140,7 @@ class Run:
             device=target.device,
             vocab_size=target.vocab_size,
             row_ids=self.rows,
-            policy=policy,
+            policy=self.policy,
             target=target,
         )
         self.uniforms: tuple[Tensor, Tensor] | None = None
@@ -286,7 +285,7 @@ class Run:
         return emitted, finished
 
     def update(self, step: VerifiedStep) -> None:
-        """Update the drafter, and the session's policy if it learns, which `_chain_policy` may have replaced."""
+        """Update the drafter, and the policy if it learns."""
         self.drafter.update(step)
         if self.learner is not None:
             self.learner.update(step)
@@ -312,10 +311,3 @@ class Run:
             self.history.select_rows(stay)
             self.target.select_rows(stay)
             self.drafter.select_rows(stay)
-
-
-def _chain_policy(policy: TreePolicy | None) -> TreePolicy | None:
-    """For a target that runs chains only; others need not load the policies that stand for it."""
-    from treespec.policies.wrapping import as_chain
-
-    return None if policy is None else as_chain(policy)

@@ -1,38 +1,28 @@
 """All that treespec does with transformers: models, caches, masks, `generate`; and what is public of its add-ons."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from treespec.checks import installed_versions, warn_of_untested
-from treespec.heads.files.fitting import shipped_head
-from treespec.hf.attention.mask import tree_attention_mask
-from treespec.hf.cache.caches import new_cache
-from treespec.hf.cache.slot_cache import commit_cache
-from treespec.hf.decoder import SpeculativeDecoder
-from treespec.hf.generation.speculation import TreeSpeculation, generate
-from treespec.hf.introspect import CACHE_NAME
-from treespec.hf.loading.drafters import make_draft_model
-from treespec.hf.loading.heads import load_drafter, load_head
-from treespec.hf.loading.mtp import load_mtp
-from treespec.hf.models.make_scorer import make_scorer
-from treespec.hf.models.tree_scorer import TreeScorer
-from treespec.hf.vllm_config import from_config
+from treespec.registry import lazy
 
 if TYPE_CHECKING:
     from treespec.cpu import OptimizedModel, optimize, restore
     from treespec.grammars import GrammarProcessor, GrammarState, token_enforcer
+    from treespec.heads.files.fitting import shipped_head
+    from treespec.hf.attention.mask import tree_attention_mask
+    from treespec.hf.cache.caches import new_cache
+    from treespec.hf.cache.slot_cache import commit_cache
+    from treespec.hf.decoder import SpeculativeDecoder
+    from treespec.hf.generation.speculation import TreeSpeculation, generate
+    from treespec.hf.introspect import CACHE_NAME
+    from treespec.hf.loading.drafters import make_draft_model
+    from treespec.hf.loading.heads import load_drafter, load_head
+    from treespec.hf.loading.mtp import load_mtp
+    from treespec.hf.models.make_scorer import make_scorer
+    from treespec.hf.models.tree_scorer import TreeScorer
+    from treespec.hf.vllm_config import from_config
 
 warn_of_untested(installed_versions())
-
-ROOMS = {
-    "GrammarProcessor": "grammars",
-    "GrammarState": "grammars",
-    "OptimizedModel": "cpu",
-    "optimize": "cpu",
-    "restore": "cpu",
-    "token_enforcer": "grammars",
-}
-"""What is in an add-on, which is imported when it is named."""
 
 __all__ = [
     "CACHE_NAME",
@@ -58,9 +48,23 @@ __all__ = [
     "tree_attention_mask",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """See `ROOMS`."""
-    if name not in ROOMS:
-        raise AttributeError(f"module 'treespec.hf' has no attribute {name!r}")
-    return getattr(import_module(f"treespec.{ROOMS[name]}"), name)
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        ".cpu": "OptimizedModel optimize restore",
+        ".grammars": "GrammarProcessor GrammarState token_enforcer",
+        ".heads.files.fitting": "shipped_head",
+        "attention.mask": "tree_attention_mask",
+        "cache.caches": "new_cache",
+        "cache.slot_cache": "commit_cache",
+        "decoder": "SpeculativeDecoder",
+        "generation.speculation": "TreeSpeculation generate",
+        "introspect": "CACHE_NAME",
+        "loading.drafters": "make_draft_model",
+        "loading.heads": "load_drafter load_head",
+        "loading.mtp": "load_mtp",
+        "models.make_scorer": "make_scorer",
+        "models.tree_scorer": "TreeScorer",
+        "vllm_config": "from_config",
+    },
+)

@@ -1,4 +1,9 @@
-"""How add-ons come into a call: by name, loaded when they are needed; and `AddOn`, what they may change of it."""
+"""How add-ons come into a call: by name, loaded when they are needed; and `AddOn`, what they may change of it.
+
+`AddOn` is for what lasts one call. Three things that also meet the target's passes last longer, and each has its own
+way in: a model keeps its attention from call to call (`serve_attention` in `attention/folded.py`), a `TreeSpeculation`
+its compiled passes (`Options.compiled`), and where a weight lies is asked of each weight (`weights.py`).
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,23 +11,30 @@ from typing import Any
 from transformers import LogitsProcessor
 
 from treespec.engine.observer import Observer
-from treespec.protocols import CausalScorer, Drafter
+from treespec.protocols import Drafter
 from treespec.registry import Registry
 
 ADD_ONS: Registry[Callable[..., Any]] = Registry(
     "add-on",
     {
-        "compile": "treespec.hf.models.compiled_target:CompiledTarget.of",
         "constraints": "treespec.grammars.call:Constraints",
         "offloaded to": "treespec.devices.weights:offloaded_to",
-        "own states": "treespec.hf.recurrent.own_states:own_states",
         "ranks": "treespec.devices.ranks:ranks_of",
-        "state scorer": "treespec.hf.recurrent.scorer:StateScorer",
         "trace": "treespec.lab.trace.about:as_watcher",
         "whole weight": "treespec.devices.weights:whole_weight",
     },
 )
 """What the core does not import, by what it is needed for."""
+
+RARE: Registry[Callable[..., Any]] = Registry(
+    "part",
+    {
+        "compile": "treespec.hf.models.compiled_target:CompiledTarget.of",
+        "own states": "treespec.hf.recurrent.own_states:own_states",
+        "state scorer": "treespec.hf.recurrent.scorer:StateScorer",
+    },
+)
+"""Parts of the core that stand above what names them, and that most models and calls do without."""
 
 
 class AddOn(Observer):
@@ -30,10 +42,6 @@ class AddOn(Observer):
 
     The parts are asked before the call begins.
     """
-
-    def for_target(self, scorer: CausalScorer) -> CausalScorer:
-        """What makes the target's passes."""
-        return scorer
 
     def for_draft(self, drafter: Drafter) -> Drafter:
         """What drafts."""

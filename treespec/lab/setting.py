@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,8 +20,8 @@ from treespec.drafters.registry import DRAFTERS
 from treespec.errors import ConfigError, InvalidTreeError, TreespecError, TreespecWarning
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import check_model
-from treespec.hf.loading.named import LOOKUPS, named_drafters
 from treespec.hf.machine import processor
+from treespec.lab.named import LOOKUPS, named_drafters
 from treespec.policies import BestFirst, Chain, Control, Paths
 from treespec.policies.best_first import CHILD_SHARE
 from treespec.protocols import TreePolicy
@@ -199,6 +199,12 @@ def _listed(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
+class _Loaded(TreeSpeculation):
+    """What `load_setting` returns: it knows the names of its drafters, which `save_setting` writes again."""
+
+    drafter_names: tuple[str, ...]
+
+
 def load_setting(
     path: str | os.PathLike[str], model: PreTrainedModel, *, tokenizer: Any = None, **options: Any
 ) -> TreeSpeculation:
@@ -220,8 +226,8 @@ def load_setting(
     setting.check_fits(model)
     drafters = named_drafters(setting.drafters, model, tokenizer, setting.model)
     made = {"tree": setting.policy(), "verification": setting.rule, "tokenizer": tokenizer}
-    speculation = TreeSpeculation(drafters, **made, **options)  # pyright: ignore[reportArgumentType]
-    speculation.options = replace(speculation.options, drafter_names=setting.drafters)
+    speculation = _Loaded(drafters, **made, **options)  # pyright: ignore[reportArgumentType]
+    speculation.drafter_names = setting.drafters
     return speculation
 
 
@@ -247,8 +253,8 @@ def save_setting(
     """
     options = speculation.options
     rule, policy = options.verification, tree_name(options.policy)
-    names = options.drafter_names if drafters is None else tuple(drafters)
-    names = drafter_names(options.drafter) if names is None else names
+    if drafters is None:
+        drafters = speculation.drafter_names if isinstance(speculation, _Loaded) else drafter_names(options.drafter)
     name = Path(str(model.config._name_or_path or type(model).__name__)).name
     rule = rule if isinstance(rule, str) else rule.name
-    Setting(names, **policy, rule=rule, model=name, sizes=model_sizes(model)).save(path)
+    Setting(tuple(drafters), **policy, rule=rule, model=name, sizes=model_sizes(model)).save(path)

@@ -9,6 +9,7 @@ Nothing else in the library imports this package: a rule of it is loaded when it
   target's distribution. They run only when they are named.
 - `StochasticBeam` samples the trees of RSD-S; `LowConfidence` and `AdaptiveChain` are the chains of transformers'
   assisted generation.
+- `eagle2`, `opt_tree`, `dyspec` and `delayed_branching` are trees of papers, as settings of treespec's policies.
 - `optimum/`: the most that any lossless rule can accept; `textbook/`: the algorithms on plain arrays.
 """
 
@@ -17,6 +18,7 @@ from treespec.literature.kseq import KSeq
 from treespec.literature.lossy import EnsembleVerification, ThresholdAcceptance, TypicalAcceptance
 from treespec.literature.stochastic_beam import StochasticBeam
 from treespec.literature.transport import OptimalTransport, TransportTraversal
+from treespec.literature.trees import delayed_branching, dyspec, eagle2, opt_tree
 from treespec.literature.truncated import Truncated
 
 __all__ = [
@@ -30,4 +32,8 @@ __all__ = [
     "TransportTraversal",
     "Truncated",
     "TypicalAcceptance",
+    "delayed_branching",
+    "dyspec",
+    "eagle2",
+    "opt_tree",
 ]

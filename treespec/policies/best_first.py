@@ -20,6 +20,9 @@ from treespec.tree import IID, PADDING_PARENT, SELECTED, WITHOUT_REPLACEMENT, Tr
 CHILD_SHARE = 0.4
 """See `BestFirst`; with the shipped head it saves a third of a draft's time and loses 0.01 of 2.6 tokens per step."""
 
+MOST_NODES = 2**13
+"""The mask of a pass has a number for every two nodes: 256 MiB in float32."""
+
 DENSE_DEPTH = 8
 """The deepest level by default where a level costs a draft pass."""
 
@@ -63,7 +66,7 @@ class BestFirst(ShowsOptions):
         ranking: str = ACCEPTANCE,
         child_share: float = 1.0,
     ) -> None:
-        self.num_nodes = self.max_nodes = check_count("num_nodes", num_nodes)
+        self.num_nodes = self.max_nodes = check_count("num_nodes", num_nodes, most=MOST_NODES)
         self.children = check_children(children, (AUTO, SELECTED, WITHOUT_REPLACEMENT, IID))
         self.beam = None if beam is None else check_count("beam", beam)
         self.depth = None if depth is None else check_count("depth", depth)
@@ -144,7 +147,7 @@ class SpecExec(ShowsOptions):
     """
 
     def __init__(self, num_nodes: int, beam: int = 16, num_passes: int = 8) -> None:
-        self.num_nodes = self.max_nodes = check_count("num_nodes", num_nodes)
+        self.num_nodes = self.max_nodes = check_count("num_nodes", num_nodes, most=MOST_NODES)
         self.beam = check_count("beam", beam)
         self.num_passes = check_count("num_passes", num_passes)
 

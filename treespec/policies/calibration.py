@@ -1,4 +1,7 @@
-"""Running estimates of probabilities from few outcomes: fine cells fall back to coarse ones."""
+"""Running estimates of probabilities from few outcomes: fine cells fall back to coarse ones.
+
+The control corrects drafters' confidences by them, and a merge weighs its parts.
+"""
 
 from collections.abc import Hashable, Sequence
 

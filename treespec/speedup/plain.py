@@ -1,5 +1,9 @@
 """Calls by transformers' own decoding where that is faster: for models whose passes take no longer than the engine's
-own work, such as tiny ones, on texts of which hardly anything can be guessed."""
+own work, such as tiny ones, on texts of which hardly anything can be guessed.
+
+`Control` does not do this: within a call it chooses among steps of the engine, by what each is predicted to bring.
+Whether the engine is to run at all shows only in whole calls of either way.
+"""
 
 from __future__ import annotations
 

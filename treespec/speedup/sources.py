@@ -11,6 +11,7 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 from transformers import PreTrainedModel
 
+from treespec.data import SHIPPED_FOR
 from treespec.drafters import SuffixLookup, TokenRecycling, WarmStart
 from treespec.errors import TreespecError
 from treespec.heads.files.checkpoint import PICKLES
@@ -18,7 +19,6 @@ from treespec.heads.files.fitting import shipped_head
 from treespec.hf.introspect import num_logits
 from treespec.hf.loading.heads import load_drafter
 from treespec.hf.loading.mtp import MTP, load_mtp, num_mtp_layers, own_draft_vocab
-from treespec.hf.loading.smollm2 import NAME as SHIPPED
 from treespec.protocols import Drafter
 
 KNOWN_HEADS: dict[str, list[str]] = json.loads(Path(__file__).with_name("known_heads.json").read_text())
@@ -51,7 +51,7 @@ def find_drafters(model: PreTrainedModel, is_download_allowed: bool) -> Found:
     """One trained drafter, if there is one, and lookups, which cost next to nothing."""
     found, name = Found(), str(model.config.name_or_path)
     take_trained(found, model, is_download_allowed, _load)
-    start = WarmStart.shipped(SHIPPED) if _is_shipped_for(name) else None
+    start = WarmStart.shipped(SHIPPED_FOR) if _is_shipped_for(name) else None
     if start is not None and start.vocab_size == model.config.get_text_config().vocab_size:
         found.drafters += start.drafters()
         found.names.append("lookups, warm from the start")
@@ -116,12 +116,12 @@ def _trained_drafters(
         is_here = is_download_allowed or isinstance(try_to_load_from_cache(head, CONFIG), str)
         yield f"the head {head}", head, None if is_here else NOT_HERE
     if _is_shipped_for(name):
-        yield "the head that ships with treespec", shipped_head(SHIPPED), None
+        yield "the head that ships with treespec", shipped_head(SHIPPED_FOR), None
 
 
 def _is_shipped_for(name: str) -> bool:
     """By the beginning of the name: copies in another format are called so, and what does not fit only drafts worse."""
-    return Path(name).name.lower().startswith(SHIPPED.lower())
+    return Path(name).name.lower().startswith(SHIPPED_FOR.lower())
 
 
 def _folders_next_to(checkpoint: Path) -> list[Path]:

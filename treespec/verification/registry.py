@@ -1,11 +1,24 @@
 """Rules by name, and the choice of the rule that verifies a batch of trees."""
 
+from contextlib import suppress
+from typing import Any
+
 from treespec.checks import AUTO
 from treespec.errors import ConfigError, RuleMismatchError
 from treespec.protocols import VerificationRule
 from treespec.registry import Registry
 from treespec.tree import TreeBatch
 from treespec.verification.rule import BaseRule, Requirements
+
+
+def _checked(rule: Any) -> Any:
+    """A rule, or one of a class with its default settings. Raises `ConfigError`: anything else."""
+    rule = rule() if isinstance(rule, type) and hasattr(rule, "verify") else rule
+    attributes = ("name", "is_lossless", "reason_against", "verify")
+    if isinstance(rule, type) or not all(hasattr(rule, name) for name in attributes):
+        raise ConfigError(f"a verification rule is a name or an object with {', '.join(attributes)}, got {rule!r}")
+    return rule
+
 
 RULES: Registry[BaseRule] = Registry(
     "verification rule",
@@ -22,9 +35,9 @@ RULES: Registry[BaseRule] = Registry(
         "ensemble": "treespec.literature.lossy:EnsembleVerification",
         "threshold": "treespec.literature.lossy:ThresholdAcceptance",
     },
-    made=lambda rule: rule(),
+    made=_checked,
 )
-"""Every rule by name, with its default settings. `RULES.register("mine", MyRule())` adds one."""
+"""Every rule by name, with its default settings. `RULES.register("mine", "my_package.my_module:MyRule")` adds one."""
 
 
 def get_rule(rule: str | VerificationRule) -> VerificationRule:
@@ -33,10 +46,9 @@ def get_rule(rule: str | VerificationRule) -> VerificationRule:
         if rule not in RULES:
             raise ConfigError(f"no verification rule is called '{rule}'; choose from {', '.join([AUTO, *RULES])}")
         return RULES[rule]
-    attributes = ("name", "is_lossless", "reason_against", "verify")
-    if isinstance(rule, type) or not all(hasattr(rule, name) for name in attributes):
-        raise ConfigError(f"a verification rule is a name or an object with {', '.join(attributes)}, got {rule!r}")
-    return rule
+    if isinstance(rule, type):
+        raise ConfigError(f"a verification rule is a name or an object, got {rule!r}: make one")
+    return _checked(rule)
 
 
 def resolve(verification: str | VerificationRule, is_sampling: bool, trees: TreeBatch) -> VerificationRule:
@@ -70,5 +82,10 @@ def resolve(verification: str | VerificationRule, is_sampling: bool, trees: Tree
 
 
 def supporting_rules(trees: TreeBatch) -> list[str]:
-    """Names of the lossless rules that can verify these trees."""
-    return [name for name, rule in RULES.items() if rule.is_lossless and rule.reason_against(trees) is None]
+    """Names of the lossless rules that can verify these trees, without those that cannot be imported."""
+    names = []
+    for name in RULES:
+        with suppress(ConfigError):
+            if RULES[name].is_lossless and RULES[name].reason_against(trees) is None:
+                names.append(name)
+    return names

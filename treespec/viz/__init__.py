@@ -5,9 +5,9 @@ Pictures need the extra `plots`, which is imported when the first one is asked f
 nothing global changes and no window opens.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from treespec.registry import lazy
 from treespec.viz.viewer import write_page
 
 if TYPE_CHECKING:
@@ -32,15 +32,11 @@ __all__ = [
     "write_page",
 ]
 
-
-ROOMS = {
-    "plots": ("Gain", "Measured", "plot_comparison", "plot_gains", "plot_training"),
-    "explain": ("draw_decision", "draw_mask"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__} has no attribute {name}")
-    module = next((room for room, names in ROOMS.items() if name in names), "trees")
-    return getattr(import_module(f"treespec.viz.{module}"), name)
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "explain": "draw_decision draw_mask",
+        "plots": "Gain Measured plot_comparison plot_gains plot_training",
+        "trees": "ACCEPTED GREY INK NEXT_EDGE REFERENCE draw_tree",
+    },
+)

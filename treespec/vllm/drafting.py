@@ -88,8 +88,6 @@ class Drafting:
             facts = CallFacts(self.drafter, share, is_own, is_chain_only, is_flat=True, is_on_host=is_on_host)
             self.control.begin(facts)
         self.requests: list[str] = []
-        self._missed: dict[str, list[int]] = {}
-        """By request what it has emitted since the drafter's last update."""
         self._num_plain, self._num_cold, self._is_own = 0, COLD_DRAFTS, is_own
         nobody = torch.zeros(0, 1, dtype=torch.int64, device="cpu")
         self._history = History(nobody, nobody.bool())
@@ -110,13 +108,11 @@ class Drafting:
     ) -> None:
         """Learn a step: its trees, one per request of it, and the target's logits, of request i from `starts[i]` on.
 
-        Of steps that `skip` has passed over, the requests' tokens are learned now.
+        Of steps that were passed over, what these requests have written is learned now.
         """
         self._num_plain = self._num_plain + 1 if trees.max_nodes == 1 else 0
         known = {request: row for row, request in enumerate(self.requests)}
-        missed, self._missed = self._missed, {}
-        kept = [row for row in rows if row.request in known]
-        kept = [replace(row, emitted=[*missed.get(row.request, ()), *row.emitted]) for row in kept]
+        kept = [self._with_missed(row, known[row.request]) for row in rows if row.request in known]
         joined = [row for row in rows if row.request not in known]
         numbers = [known[row.request] for row in kept]
         if numbers != list(range(len(known))):
@@ -131,16 +127,19 @@ class Drafting:
             self.drafter.add_rows(len(joined))
         self.requests = [row.request for row in (*kept, *joined)]
 
-    def skip(self, rows: Sequence[ServedRow]) -> bool:
-        """Pass over a step if it and `EAGER_STEPS` before it drafted nothing: their texts are kept, for the next draft.
+    def _with_missed(self, row: ServedRow, number: int) -> ServedRow:
+        """A row of the drafter with all that it has emitted since the last `update`."""
+        known = self._history.lengths[number]
+        return row if known + len(row.emitted) == row.length else replace(row, emitted=list(row.text())[known:])
 
-        What requests write that leave before then is not learned. Drafters of the user's own see every step.
-        """
-        if self._num_plain < EAGER_STEPS or self._is_own:
-            return False
-        for row in rows:
-            self._missed.setdefault(row.request, []).extend(row.emitted)
-        return True
+    @property
+    def is_resting(self) -> bool:
+        """Whether steps without drafts, as the last `EAGER_STEPS`, are passed over; the next draft reads the texts."""
+        return self._num_plain >= EAGER_STEPS and not self._is_own  # Drafters of the user's own see every step.
+
+    def rests(self, num_rows: int) -> bool:
+        """Whether this step, without drafts, is passed over and the next one drafts nothing, whatever the requests."""
+        return self.is_resting and self.control is not None and self.control.rests(num_rows)
 
     def report(self, step: VerifiedStep, draft_ms: float, other_ms: float | None) -> None:
         """Let the control learn a step and its times, as `StepControl.learn`; `draft_ms` is 0 where none was made.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from treespec.drafters.base import single_nodes
-from treespec.tree import TreeBatch, Verdict
+from treespec.tree import ROOT_PARENT, TreeBatch, Verdict
 from treespec.vllm.drafts import Draft, scheduled_trees
 from treespec.vllm.segments import SegmentPlan, StepTrees, plan_segments
 
@@ -20,17 +21,23 @@ from treespec.vllm.segments import SegmentPlan, StepTrees, plan_segments
 class Step:
     """One pass: its trees, their segments, and what came of them.
 
-    `plan` is None where nothing was drafted. `num_prompt`: tokens of chunks of prompts. `logits` [M, V], of request i
-    from row `starts[i]` on.
+    `drafted` and `plan` are None where nothing was drafted; then vLLM's sampler may have left the verdicts empty.
+    `num_prompt`: tokens of chunks of prompts. `logits` [M, V], of request i from row `starts[i]` on.
     """
 
-    trees: TreeBatch
+    drafted: TreeBatch | None
+    roots: Sequence[int]
     plan: SegmentPlan | None
     flat: StepTrees
     num_prompt: int
     verdicts: Sequence[Verdict] = ()
     logits: Tensor | None = None
     starts: Sequence[int] = ()
+
+    @functools.cached_property
+    def trees(self) -> TreeBatch:
+        """What was drafted, or the roots alone, which steps without drafts rarely need."""
+        return self.drafted or single_nodes(torch.tensor(self.roots, device="cpu"))
 
 
 def lay_out(
@@ -54,15 +61,9 @@ def lay_out(
     before = counts - 1 - num_drafts
     positions = batch.num_computed_tokens_cpu[: len(requests)].astype(np.int64) + before
     roots = batch.token_ids_cpu[np.arange(len(requests)), positions].tolist()
-    is_plain = not num_drafts.any()
-    trees = (
-        single_nodes(torch.tensor(roots, device="cpu"))
-        if is_plain
-        else scheduled_trees(list(map(drafts.get, requests)), roots, scheduled)
-    )
-    firsts = np.cumsum(counts) - counts
-    flat = StepTrees(trees.parents.numpy(), trees.depths.numpy(), firsts, firsts + before, positions, num_drafts)
-    num_prompt = int(before.sum())
-    if is_plain:
-        return Step(trees, None, flat, num_prompt)
-    return Step(trees, plan_segments(flat, table.get_numpy_array(), table.block_size, scratch), flat, num_prompt)
+    trees = scheduled_trees(list(map(drafts.get, requests)), roots, scheduled) if num_drafts.any() else None
+    zeros, firsts = np.zeros((len(roots), 1), dtype=np.int64), np.cumsum(counts) - counts
+    shapes = (zeros + ROOT_PARENT, zeros) if trees is None else (trees.parents.numpy(), trees.depths.numpy())
+    flat = StepTrees(*shapes, firsts, firsts + before, positions, num_drafts)
+    plan = None if trees is None else plan_segments(flat, table.get_numpy_array(), table.block_size, scratch)
+    return Step(trees, roots, plan, flat, int(before.sum()))

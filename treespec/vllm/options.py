@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treespec.checks import AUTO, check_count
 from treespec.errors import ConfigError
-from treespec.policies import Control, Paths, as_policy
-from treespec.protocols import TreePolicy
-from treespec.verification.registry import RULES
-from treespec.verification.rule import Requirements
+
+if TYPE_CHECKING:
+    from treespec.protocols import TreePolicy
 
 METHOD = "treespec"
 READERS = {"head": "a folder or the name of one that ships with treespec", "draft_model": "a folder or a hub name"}
@@ -19,27 +18,15 @@ READERS = {"head": "a folder or the name of one that ships with treespec", "draf
 DRAFTERS = ("recycling", "suffix", "merge", *READERS)
 OWN_LAYERS = "mtp"
 """The head that is in the target's own checkpoint."""
-TREE_KEYS = ("tree", "speculative_token_tree")
+TREE, OLD_TREE = "tree", "speculative_token_tree"
 
 
 @dataclass(frozen=True)
 class Options:
-    """The keys of `speculative_config={"method": "treespec", ...}`.
+    """The keys of `speculative_config={"method": "treespec", ...}`; docs/vllm.md says what they mean.
 
-    Args:
-        num_speculative_tokens: the most draft tokens of a request in one step.
-        drafter: "recycling", "suffix", "head", "draft_model", "merge" (both lookups, and the head or draft model if
-            there is one), or "module:Class" for a `ServingDrafter` of your own, which is made without arguments.
-        head: a folder with an EAGLE-3 head, the name of one that ships with treespec, or one of the hub; "mtp", the MTP
-            layers in the target's own checkpoint, or a folder of trained ones.
-        draft_model: a folder or hub name of a causal language model with the target's vocabulary.
-        tree: "auto" drafts as many nodes as measured pass times and values say are worth it; a number drafts up to this
-            many nodes, root included, at every step; a list of rank paths or its literal is a fixed shape.
-        verification: "auto" or the name of a lossless rule.
-        warm_start: a file of `treespec warm-up`, or the name of a set that ships with treespec.
-
-    Raises `ConfigError`: a value of the wrong type or out of range, a tree larger than `num_speculative_tokens`, or a
-    rule for chains with another tree.
+    Raises `InvalidTreeError`: rank paths without a tree; `ConfigError`: a value of the wrong type or out of range, a
+    tree larger than `num_speculative_tokens`, or a rule for chains with another tree.
     """
 
     num_speculative_tokens: int = 15
@@ -49,6 +36,7 @@ class Options:
     warm_start: str | None = None
     head: str | None = None
     draft_model: str | None = None
+    allow_untested: bool = False
 
     def __post_init__(self) -> None:
         check_count("num_speculative_tokens", self.num_speculative_tokens)
@@ -74,12 +62,15 @@ class Options:
             raise ConfigError(f"{drafts}: leave out one of {' and '.join(given)} and {self.drafter!r}")
 
     def _check_rule(self) -> None:
+        from treespec.policies import Paths
+        from treespec.verification.registry import RULES
+
         rule = RULES.get(self.verification)
         if rule is None or not rule.is_lossless:
             lossless = ", ".join([AUTO, *(name for name, rule in RULES.items() if rule.is_lossless)])
             raise ConfigError(f"verification must be one of {lossless}, got {self.verification!r}")
         is_chain = isinstance(self.policy, Paths) and not any(map(any, self.policy.paths))
-        if getattr(rule, "requirements", Requirements()).is_chain_only and not is_chain:
+        if getattr(getattr(rule, "requirements", None), "is_chain_only", False) and not is_chain:
             chain = "give a tree of one path, such as [(0,), (0, 0), (0, 0, 0)], or another rule"
             raise ConfigError(f"rule {self.verification!r} verifies chains only: {chain}")
 
@@ -89,43 +80,46 @@ class Options:
 
         Raises `ConfigError`: an unknown key, both names of the tree, or as the class.
         """
-        options, names = dict(config), [field.name for field in fields(cls)]
-        if options.keys() >= set(TREE_KEYS):
-            raise ConfigError("give tree or speculative_token_tree, which mean the same, not both")
-        if "speculative_token_tree" in options:
-            options["tree"] = options.pop("speculative_token_tree")
+        options = {TREE if name == OLD_TREE else name: value for name, value in config.items()}
+        names = [field.name for field in fields(cls)]
+        if len(options) < len(config):
+            raise ConfigError(f"give {TREE} or {OLD_TREE}, which mean the same, not both")
         if "num_speculative_tokens_per_batch_size" in options:
             by_batch = "tree='auto', the default, chooses the number of draft tokens by the batch"
             raise ConfigError(f"num_speculative_tokens_per_batch_size is not served: leave it out, as {by_batch}")
         if unknown := sorted(set(options) - set(names)):
             raise ConfigError(f"method 'treespec' does not know {', '.join(unknown)}; it knows {', '.join(names)}")
-        if "tree" in options and "num_speculative_tokens" not in options and options["tree"] != AUTO:
-            options["num_speculative_tokens"] = max(_policy(options["tree"]).max_nodes - 1, 1)
+        if options.get(TREE, AUTO) != AUTO and "num_speculative_tokens" not in options:
+            options["num_speculative_tokens"] = _policy(options[TREE]).max_nodes - 1
         return cls(**options)
 
     @property
     def policy(self) -> TreePolicy:
         """How trees are grown, before any is cut to what it is worth."""
+        from treespec.policies import Control  # With all drafters' trees, which only engines with trees need.
+
         return Control(self.num_speculative_tokens + 1) if self.tree == AUTO else _policy(self.tree)
 
 
-def asked_of(config: Any) -> dict[str, Any] | None:
+def asked_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The options in a `speculative_config`: those of our method, or of vLLM's own drafters with a tree; else None.
 
     The length of vLLM's chain, `num_speculative_tokens`, gives way to the size of the tree.
 
     Raises `ConfigError`: a tree for another method, or our method's name in capitals.
     """
-    options = dict(config) if isinstance(config, Mapping) else {}
+    options = dict(config)
     method = options.pop("method", None)
     if method == METHOD:
         return options
     if isinstance(method, str) and method.lower() == METHOD:
         raise ConfigError(f"vLLM's methods are written in lower case: 'method': {METHOD!r}, got {method!r}")
-    if options.keys().isdisjoint(TREE_KEYS):
+    if options.keys().isdisjoint((TREE, OLD_TREE)):
         return None
     is_mtp = f"_{method}".endswith("_mtp")  # vLLM's older names have the model's before it.
-    files, drafter = options.pop("model", OWN_LAYERS if is_mtp else None), method if method in READERS else "head"
+    files = options.pop("model", OWN_LAYERS if is_mtp else None)
+    if method is None and files is not None:  # As vLLM guesses it.
+        method = "eagle3" if "eagle3" in str(files).lower() else "draft_model"
     if files is None or not (is_mtp or method in ("eagle3", "draft_model")):
         raise ConfigError(
             f"trees are drafted by {{'method': 'eagle3', 'model': FOLDER, 'tree': 8}}, by "
@@ -134,12 +128,18 @@ def asked_of(config: Any) -> dict[str, Any] | None:
         )
     if options.get("tree") != AUTO:
         options.pop("num_speculative_tokens", None)
+    if options.get("draft_tensor_parallel_size") == 1:  # So it is: the first rank drafts.
+        del options["draft_tensor_parallel_size"]
+    drafter = method if method in READERS else "head"
     return {"drafter": drafter, drafter: files, **options}
 
 
 def _policy(tree: Any) -> TreePolicy:
-    """The policy of a size or a shape."""
-    if isinstance(tree, bool) or (isinstance(tree, int) and tree < 1):
-        forms = "'auto', a positive number of nodes, or rank paths such as [(0,), (1,), (0, 0)]"
+    """The policy of a size or a shape. Raises `ConfigError`: neither; `InvalidTreeError`: see `Options`."""
+    from treespec.policies import as_policy
+
+    is_size = isinstance(tree, int) and not isinstance(tree, bool) and tree > 1
+    if not is_size and (not isinstance(tree, (str, list, tuple)) or str(tree).isdecimal()):
+        forms = "'auto', a number of nodes from 2 on, the root included, or rank paths such as [(0,), (1,), (0, 0)]"
         raise ConfigError(f"tree must be {forms}, got {tree!r}")
     return as_policy(tree)

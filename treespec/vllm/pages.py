@@ -16,22 +16,27 @@ from treespec.heads.drafting.levels import LevelDrafter
 from treespec.heads.drafting.unread_features import MAX_COLUMNS, Pairs, UnreadFeatures
 from treespec.protocols import Session, VerifiedStep
 from treespec.tree import Path, pad_rows
+from treespec.vllm.layout import Step
 from treespec.vllm.segments import StepTrees, ranges
 
 MOST_READ = 2048
 """The most tokens before the end that the head reads of a request that joins with a longer text."""
-MOST_WAITING = 512
-"""Tokens whose hidden states wait before they are fused."""
+MOST_WAITING = 4096
+"""Tokens whose hidden states wait for a head that reads them; of more, the older half is forgotten."""
 SHORT = 32
 """A request with more unread tokens is read in passes of its own, as the others would be padded to its length."""
+
+
+Written = tuple[Float[Tensor, "M Y"], np.ndarray, np.ndarray]
+"""States of M tokens, each with its request's block table, int64 [M, columns], and its position, int64 [M]."""
 
 
 class FeaturePages:
     """The head's features of every position in vLLM's cache, by the cache's own slots.
 
-    Every pass leaves its hidden states, which become features when a head reads or when `MOST_WAITING` tokens wait: one
-    product over many tokens costs less. So they are there for prompts read in chunks, for blocks of the prefix cache,
-    and for requests that come back after a preemption.
+    Every pass leaves its hidden states, which become features when a head reads. So they are there for prompts read in
+    chunks, for blocks of the prefix cache, and for requests that come back after a preemption. Where nothing is drafted
+    for long, what waits costs no product and no look at its tokens, until it is forgotten with all earlier features.
 
     Attributes:
         tables: int64 [B, columns], the block tables of the drafter's rows.
@@ -44,28 +49,45 @@ class FeaturePages:
         self._features = like.new_zeros(num_blocks * block_size, like.shape[0])
         self._block_size, self._fuse_states = block_size, fuse
         self.tables = np.zeros((0, 1), dtype=np.int64)
-        self._waiting: list[tuple[Float[Tensor, "M Y"], np.ndarray]] = []
+        self._is_known = np.zeros(num_blocks * block_size, dtype=bool)
+        self._waiting: list[tuple[int, Callable[[], Written]]] = []
+        self._num_waiting = 0
 
-    def write(self, states: Float[Tensor, "M Y"], tables: np.ndarray, positions: np.ndarray) -> None:
-        """Keep what the head reads of M tokens, each with its request's block table, int64 [M, columns]."""
-        self._waiting.append((states, self._slots(tables, positions)))
-        if sum(len(slots) for _, slots in self._waiting) >= MOST_WAITING:
-            self._fuse()
+    def write(self, num_tokens: int, written: Callable[[], Written]) -> None:
+        """Keep the states of a pass over this many tokens, which are asked for when a head reads."""
+        self._waiting.append((num_tokens, written))
+        self._num_waiting += num_tokens
+        if self._num_waiting > MOST_WAITING:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Keep the last passes, half of what may wait but at least one: slots of the others may have been written."""
+        self._is_known[:] = False
+        while self._num_waiting > MOST_WAITING // 2 and len(self._waiting) > 1:
+            self._num_waiting -= self._waiting.pop(0)[0]
+
+    def first_known(self, row: int, first: int, end: int) -> int:
+        """The first position from which on up to before `end` a row's features are all there, at least `first`."""
+        self._fuse()
+        is_known = self._is_known[self._slots(self.tables[[row] * (end - first)], np.arange(first, end))]
+        return first + int(max(np.flatnonzero(~is_known) + 1, default=0))
 
     def _fuse(self) -> None:
-        states, slots = zip(*self._waiting, strict=True)
-        self._waiting = []
+        if not self._waiting:
+            return
+        passes = [written() for _, written in self._waiting]
+        self._waiting, self._num_waiting = [], 0
         with torch.no_grad():
-            features = self._fuse_states(torch.cat(states).to(self._features))
+            features = self._fuse_states(torch.cat([states for states, _, _ in passes]).to(self._features))
+        slots = np.concatenate([self._slots(tables, positions) for _, tables, positions in passes])
         # A slot may have been written twice, by a request that has left: the last one counts.
-        _, last = np.unique(np.concatenate(slots)[::-1], return_index=True)
-        last = len(features) - 1 - last
-        self._features[self._as_tensor(np.concatenate(slots)[last])] = features[self._as_tensor(last)]
+        slots, last = np.unique(slots[::-1], return_index=True)
+        self._features[self._as_tensor(slots)] = features[self._as_tensor(len(features) - 1 - last)]
+        self._is_known[slots] = True
 
     def read(self, rows: Sequence[int], firsts: Sequence[int], ends: Sequence[int]) -> list[Float[Tensor, "M H"]]:
         """Each of these rows' features of all positions from `firsts` up to before `ends`."""
-        if self._waiting:
-            self._fuse()
+        self._fuse()
         counts = [end - first for first, end in zip(firsts, ends, strict=True)]
         positions = np.concatenate([np.arange(*bounds) for bounds in zip(firsts, ends, strict=True)])
         slots = self._slots(self.tables[np.repeat(rows, counts)], positions)
@@ -107,6 +129,12 @@ class PagedFeatures(UnreadFeatures):
     def take_row(self, row: int) -> list[Pairs]:
         """One row's pairs but the last, as a batch of one."""
         return self._take([row], [self._session.history.lengths[row] - 2])
+
+    def pass_over_gaps(self) -> None:
+        """Begin after what the pages have forgotten: a row's keys of earlier positions stay as they are."""
+        for row, (first, count) in enumerate(zip(self.firsts, self.counts, strict=True)):
+            gap = self._pages.first_known(row, first, first + count) - first
+            self.firsts[row], self.offsets[row] = first + gap, self.offsets[row] + gap
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self.firsts = [self.firsts[row] for row in rows]
@@ -165,21 +193,28 @@ class OnPages(LevelDrafter[Any]):
         self._keys.add_rows(num_rows)
         self._unread.add_rows(num_rows)
 
-    def keep(self, states: Sequence[Tensor], step: StepTrees, paths: Sequence[Path], tables: np.ndarray) -> None:
+    def keep(self, states: Sequence[Tensor], step: Step, tables: np.ndarray) -> None:
         """Keep what the head reads of a pass, whose hidden states are in vLLM's order of layers, of tokens that stay.
 
-        `paths`: of every request the accepted one; `tables`: their block tables, int64 [B, columns].
+        `tables`: the requests' block tables, int64 [B, columns].
         """
-        columns, positions, numbers = kept(step, paths)
-        index, layers = torch.from_numpy(columns).to(states[0].device), sorted(set(self.hidden_layers))
-        chosen = torch.cat([states[layers.index(layer)][index] for layer in self.hidden_layers], -1)
-        self.pages.write(chosen, tables[numbers], positions)
+        layers, tables = sorted(set(self.hidden_layers)), tables[: len(step.roots)].copy()
+        # Captured graphs write the next pass's states where these are.
+        joined = torch.cat([states[layers.index(layer)] for layer in self.hidden_layers], -1)
+
+        def written() -> Written:
+            paths = [verdict.path for verdict in step.verdicts] or [(0,)] * len(step.roots)
+            columns, positions, numbers = kept(step.flat, paths)
+            return joined[torch.from_numpy(columns).to(joined.device)], tables[numbers], positions
+
+        self.pages.write(len(joined), written)
 
     def num_unread(self, length: int, row: int | None) -> int:
         """Tokens that a draft for a text of this length reads first; `row`: the drafter's, None of one that joins."""
         return min(length - 1, MOST_READ) if row is None else length - 1 - self._unread.firsts[row]
 
     def _catch_up(self) -> Float[Tensor, "B 1 _"]:
+        self._unread.pass_over_gaps()
         counts = self._unread.counts
         if len(counts) > 1:
             for row in np.flatnonzero(np.array(counts) > SHORT).tolist():

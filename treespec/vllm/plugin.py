@@ -18,6 +18,8 @@ SCHEDULER = "treespec.vllm.scheduler.TreeScheduler"
 CPU_WORKER, WORKER = "treespec.vllm.worker.TreeCPUWorker", "treespec.vllm.worker.TreeWorker"
 CPU_BLOCK = 32
 """The smallest block of vLLM's CPU attention: scratch blocks are copied whole."""
+FLAGS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+"""vLLM's own arguments for single keys of `speculative_config`, whose names may also be written with dashes."""
 
 
 class Proposer:
@@ -38,53 +40,57 @@ class Proposer:
 
 
 def register() -> None:
-    """What vLLM calls in each of its processes, maybe more than once.
+    """What vLLM calls in each of its processes, maybe more than once, before it has arguments.
 
-    vLLM 0.32 checks a method's name against a fixed list and calls plugins before it has arguments: no hook is called
-    for one method only. So one method is wrapped, which looks at `speculative_config` and does nothing where another
-    method is asked for. The other wrapper waits for the first engine with trees.
+    vLLM 0.32 has a fixed list of methods and no hook for another: the parser learns ours, and one method is wrapped,
+    which does nothing where another is asked for. The third wrapper waits for the first engine with trees.
     """
     from vllm.engine.arg_utils import EngineArgs
 
     _wrap(EngineArgs, "create_engine_config", _with_trees)
+    _wrap(EngineArgs, "add_cli_args", _with_method)
 
 
 def configure(engine_args: Any, is_cpu: bool) -> None:
     """Replace the method "treespec" in vLLM's arguments by its class paths; other methods are left alone.
 
-    What trees need and the user left open is set, with one line in the log.
+    What trees need and the user left open is set, with a line in the log. docs/vllm.md has the same by hand.
 
-    docs/vllm.md has the same by hand. Raises `ConfigError`: another worker or scheduler, see `asked_of` and `Options`.
+    Raises `ConfigError`: another worker or scheduler, a key that is given twice, or see `asked_of` and `Options`.
     """
-    if (asked := asked_of(engine_args.speculative_config)) is None:
+    given = {key.replace("-", "_"): value for key, value in (engine_args.speculative_config or {}).items()}
+    flags = {flag: value for flag in FLAGS if (value := getattr(engine_args, flag, None)) is not None}
+    if (asked := asked_of({**given, **{FLAGS[flag]: value for flag, value in flags.items()}})) is None:
         return
+    for flag in flags:
+        if FLAGS[flag] in given:
+            raise ConfigError(f"{flag} and speculative_config[{FLAGS[flag]!r}] mean the same: leave one of them out")
+        setattr(engine_args, flag, None)
     options = Options.from_config(asked)
     for name, needed in {"scheduler_cls": SCHEDULER, "worker_cls": CPU_WORKER if is_cpu else WORKER}.items():
         if (given := getattr(engine_args, name)) not in (None, "auto", needed):
             raise ConfigError(f"method 'treespec' needs {name}={needed!r}, got {given!r}: leave {name} out")
         setattr(engine_args, name, needed)
-    number = options.num_speculative_tokens
-    engine_args.speculative_config = {"model": PROPOSER, "num_speculative_tokens": number}
+    engine_args.speculative_config = {"model": PROPOSER, "num_speculative_tokens": options.num_speculative_tokens}
     engine_args.additional_config = {**(engine_args.additional_config or {}), METHOD: asdict(options)}
-    _set_defaults(engine_args, is_cpu)
-
-
-def _set_defaults(args: Any, is_cpu: bool) -> None:
-    """What trees need, where the user left it open."""
-    chosen = []
     if is_cpu:
-        args.block_size = args.block_size or CPU_BLOCK
-    elif not args.enforce_eager and args.compilation_config.cudagraph_mode is None:
+        engine_args.block_size = engine_args.block_size or CPU_BLOCK
+    elif not engine_args.enforce_eager and engine_args.compilation_config.cudagraph_mode is None:
         from vllm.config import CUDAGraphMode
 
-        args.compilation_config = copy.copy(args.compilation_config)
-        args.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
-        chosen.append("cudagraph_mode=PIECEWISE, as a step has as many sequences as its trees have segments")
-    if args.disable_hybrid_kv_cache_manager is None:
-        args.disable_hybrid_kv_cache_manager = True
-        chosen.append("disable_hybrid_kv_cache_manager=True, as layers with and without a window share one block table")
-    if chosen:
-        logger.info("treespec has set %s", "; ".join(chosen))
+        engine_args.compilation_config = copy.copy(engine_args.compilation_config)
+        engine_args.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
+        logger.info("treespec has set cudagraph_mode=PIECEWISE, as steps have a sequence per segment of a tree")
+
+
+def _share_blocks(config: Any) -> None:
+    """One block table for layers with and without a window. Recurrent layers need the manager of several tables."""
+    model = config.model_config
+    if not model.is_hybrid:
+        config.scheduler_config.disable_hybrid_kv_cache_manager = True
+        if len(set(getattr(model.hf_text_config, "layer_types", None) or ())) > 1:
+            why = "as trees need one block table for layers with and without a window; all keep the whole text"
+            logger.info("treespec has set disable_hybrid_kv_cache_manager=True, %s", why)
 
 
 def options_of(vllm_config: Any) -> Options:
@@ -97,42 +103,40 @@ def options_of(vllm_config: Any) -> Options:
 def _wrap(owner: type, name: str, wrapper: Any) -> None:
     """Replace a method by `wrapper`, which gets the original first, once."""
     original = getattr(owner, name)
-    if hasattr(original, "is_treespec"):
-        return
+    if not hasattr(original, "is_treespec"):
+        method = functools.wraps(original)(lambda *args, **kwargs: wrapper(original, *args, **kwargs))
+        vars(method)["is_treespec"] = True
+        setattr(owner, name, method)
 
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, self, *args, **kwargs)
 
-    vars(method)["is_treespec"] = True
-    setattr(owner, name, method)
+def _with_method(original: Any, parser: Any) -> Any:
+    """vLLM's parser, whose `--spec-method` takes ours, too."""
+    made = original(parser)
+    for option in made._actions:
+        if option.dest == "spec_method" and option.choices:
+            option.choices = [*option.choices, METHOD]
+    return made
 
 
 def _with_trees(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     from vllm.platforms import current_platform
 
-    is_open = self.disable_hybrid_kv_cache_manager is None
     configure(self, current_platform.is_cpu())
-    if not isinstance(self.speculative_config, dict) or self.speculative_config.get("model") != PROPOSER:
-        return original(self, *args, **kwargs)
-    from vllm.sampling_params import SamplingParams
-
-    from treespec.vllm.supported import check_config
-
-    _wrap(SamplingParams, "_validate_spec_decode", _with_served_params)
     config = original(self, *args, **kwargs)
-    if is_open and config.model_config.is_hybrid:  # Only now is the model known: recurrent layers need the manager.
-        config.scheduler_config.disable_hybrid_kv_cache_manager = False
-        logger.info("treespec has set disable_hybrid_kv_cache_manager=False for a model with recurrent layers")
-    check_config(config)
+    if getattr(config.speculative_config, "model", None) == PROPOSER:
+        from vllm.sampling_params import SamplingParams
+
+        from treespec.vllm.supported import check_config
+
+        _wrap(SamplingParams, "_validate_spec_decode", _with_served_params)
+        if self.disable_hybrid_kv_cache_manager is None:
+            _share_blocks(config)
+        check_config(config)
     return config
 
 
 def _with_served_params(original: Any, self: Any, speculative_config: Any) -> Any:
-    """vLLM refuses min-p and logit bias with drafts; trees serve them, and refuse others.
-
-    With vLLM's own error: servers answer others with status 500.
-    """
+    """Trees serve min-p and logit bias, too. Raises `VLLMValidationError`: servers answer others with status 500."""
     if getattr(speculative_config, "model", None) != PROPOSER:
         return original(self, speculative_config)
     from vllm.exceptions import VLLMValidationError

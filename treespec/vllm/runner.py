@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from time import perf_counter
 from typing import Any
 
@@ -13,18 +14,18 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.envs import VLLM_LOG_STATS_INTERVAL
 from vllm.v1.outputs import SamplerOutput
 
-from treespec.tree import TreeBatch
+from treespec.tree import TreeBatch, Verdict
 from treespec.tree.transfer import upload
 from treespec.vllm.attention import PassSegments
 from treespec.vllm.drafting import Drafting, ServedRow, flat_step
-from treespec.vllm.drafts import Draft, first_chains, first_nodes
+from treespec.vllm.drafts import NO_TOKEN, Draft, first_chains, first_nodes
 from treespec.vllm.heads import ServedHead
 from treespec.vllm.layout import Step, lay_out
 from treespec.vllm.pages import OnPages
 from treespec.vllm.plugin import options_of
 from treespec.vllm.readers import load_reader
 from treespec.vllm.scheduler import num_scratch_blocks
-from treespec.vllm.scores import Outputs
+from treespec.vllm.scores import Outputs, reads_path
 from treespec.vllm.segments import scratch_blocks, without_room
 from treespec.vllm.stats import ServingStats, logger
 from treespec.vllm.step import StepVerifier, gather_output
@@ -106,19 +107,19 @@ class TreeRunner:
             group.get_metadata_builder().segments = segments
 
     def _sample(self: Any, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
-        """Verify trees, in place of vLLM's verification of chains."""
+        """Verify trees, in place of vLLM's verification of chains; greedy steps without any are vLLM's own."""
         step, batch, metadata = self._step, self.input_batch, spec_decode_metadata
         batch.generators.clear()  # Seeds have `Streams`; vLLM would set back these after a chunk, which a CPU's cannot.
         requests = [self.requests[request] for request in batch.req_ids[: batch.num_reqs]]
-        starts = np.cumsum([0, *(count + 1 for count in metadata.num_draft_tokens)])[:-1].tolist()
-        params = [request.sampling_params for request in requests]
+        params, sampling = [request.sampling_params for request in requests], batch.sampling_metadata
+        step.logits, step.starts = logits, list(accumulate((n + 1 for n in metadata.num_draft_tokens[:-1]), initial=0))
+        if step.plan is None and sampling.all_greedy and not any(map(reads_path, params)):
+            return self.sampler(logits, sampling)
         outputs = [request.output_token_ids for request in requests]
-        asked = Outputs(params, outputs, starts, self.discard_request_mask.np[: len(requests)])
-        step.verdicts = self._verifier.verify(step.trees, logits, asked, batch.sampling_metadata)
-        step.logits, step.starts = logits, starts
+        asked = Outputs(params, outputs, step.starts, self.discard_request_mask.np[: len(requests)])
+        step.verdicts = self._verifier.verify(step.trees, logits, asked, sampling)
         self._bring_home(step)
-        width = metadata.max_spec_len + 1
-        return gather_output(step.trees, step.verdicts, logits, starts, width, self.sampler, batch.sampling_metadata)
+        return gather_output(step, logits, metadata.max_spec_len + 1, self.sampler, sampling)
 
     def _bring_home(self: Any, step: Step) -> None:
         """Copy accepted paths that end in scratch blocks to the requests' own."""
@@ -133,8 +134,8 @@ class TreeRunner:
                 cache[target] = cache[source]
 
     def take_draft_token_ids(self: Any) -> Any:
-        """vLLM's, with the parents of trees whose masks of a grammar the scheduler makes."""
-        drafts = super().take_draft_token_ids()  # pyright: ignore[reportAttributeAccessIssue]
+        """vLLM's, with the parents of trees whose masks of a grammar the scheduler makes; None without any tree."""
+        drafts = super().take_draft_token_ids() if self._drafts else None  # pyright: ignore[reportAttributeAccessIssue]
         if drafts is not None:
             drafts.parents = {
                 name: draft.trees.parents[draft.row, : len(draft.tokens)].tolist()
@@ -155,45 +156,49 @@ class TreeRunner:
         self: Any, output: Any, emitted: Any, sampling: Any, hidden: Any, last_hidden: Any, states: Any, *args: Any
     ) -> list[list[int]]:
         """Learn what became of the step's trees, and draft for the next one."""
-        step, rows = self._step, self._served_rows(self._step, emitted)
-        gone = (self._drafts.keys() - self.requests.keys()) | {row.request for row in rows}  # Those were verified.
-        self._drafts = {name: draft for name, draft in self._drafts.items() if name not in gone}
+        step, names = self._step, self.input_batch.req_ids
+        rows = [row for row, tokens in enumerate(emitted) if tokens]
+        served = {names[row] for row in rows}  # What was drafted for them was verified.
+        self._drafts = {n: draft for n, draft in self._drafts.items() if n in self.requests and n not in served}
         if isinstance(self._reader, OnPages):
-            paths, tables = [verdict.path for verdict in step.verdicts], self.input_batch.block_table[0]
-            self._reader.keep(states or [hidden], step.flat, paths, tables.get_numpy_array())
+            self._reader.keep(states or [hidden], step, self.input_batch.block_table[0].get_numpy_array())
         if not rows:
             return [[] for _ in emitted]
-        ranks, pass_ms = get_tp_group(), self._pass_ms(step, rows)
-        drafts = ranks.broadcast_object(self._draft(step, rows, pass_ms) if ranks.is_first_rank else None)
+        ranks, pass_ms = get_tp_group(), self._pass_ms(step, served)
+        drafts = ranks.broadcast_object(self._draft(step, emitted, pass_ms) if ranks.is_first_rank else None)
         self._drafts |= drafts
-        self.stats.record(step.trees, step.verdicts, [row.tree_row for row in rows])
+        self.stats.record(step.drafted, step.verdicts, rows)
         self.stats.pass_ms += pass_ms or 0.0
         self.stats.draft_ms += self._draft_ms
         if ranks.is_first_rank:
             self.stats.report(perf_counter(), VLLM_LOG_STATS_INTERVAL)
         step.logits = None
-        return [drafts[request].tokens[1:] if request in drafts else [] for request in self.input_batch.req_ids]
+        return [drafts[name].tokens[1:] if name in drafts else [] for name in names]
 
-    def _pass_ms(self: Any, step: Step, rows: Sequence[ServedRow]) -> float | None:
+    def _pass_ms(self: Any, step: Step, served: set[str]) -> float | None:
         """The time since the last step's tokens were known but its draft's: all of a step, vLLM's scheduler included.
 
         None where a prompt was read, and where no request was in both steps, as the engine may have been idle.
         """
         (began, requests, num_prompt), now = self._last, perf_counter()
-        self._last = now, {row.request for row in rows}, step.num_prompt
-        is_timed = num_prompt == step.num_prompt == 0 and not requests.isdisjoint(self._last[1])
+        self._last = now, served, step.num_prompt
+        is_timed = num_prompt == step.num_prompt == 0 and not requests.isdisjoint(served)
         return 1e3 * (now - began) - self._draft_ms if is_timed else None
 
-    def _draft(self: Any, step: Step, rows: Sequence[ServedRow], pass_ms: float | None) -> dict[str, Draft]:
+    def _draft(self: Any, step: Step, emitted: Sequence[Sequence[int]], pass_ms: float | None) -> dict[str, Draft]:
         """The requests' drafts; none where plain decoding is predicted to be faster."""
+        drafting, num_rows = self._drafting, sum(map(bool, emitted))
+        if step.plan is None and drafting.rests(num_rows):
+            return {}
+        rows = self._served_rows(step, emitted)
         assert step.logits is not None, "until the step's drafts are made"
-        drafting, verified = self._drafting, (rows, step.trees, step.logits, step.starts)
+        verified = rows, step.trees, step.logits, step.starts
         if drafting.control is not None:
             drafting.report(flat_step(*verified), self._draft_ms, pass_ms)
             self._draft_ms, room = 0.0, max(row.room for row in rows)
             context = int(self.input_batch.num_tokens_no_spec[: self.input_batch.num_reqs].max())
-            if not drafting.control.choose(len(rows), context, room if room > 1 else 0, drafting.num_unread(rows)):
-                if step.plan is not None or not drafting.skip(rows):
+            if not drafting.control.choose(num_rows, context, room if room > 1 else 0, drafting.num_unread(rows)):
+                if step.plan is not None or not drafting.is_resting:
                     drafting.update(*verified)
                 return {}
         began = perf_counter()
@@ -207,6 +212,7 @@ class TreeRunner:
     def _served_rows(self: Any, step: Step, emitted: Sequence[Sequence[int]]) -> list[ServedRow]:
         """The requests that emitted tokens; a chunk of a prompt emits none."""
         batch, rows = self.input_batch, []
+        step.verdicts = step.verdicts or [Verdict((0,), tokens[-1] if tokens else NO_TOKEN, True) for tokens in emitted]
         for number, (request_id, tokens) in enumerate(zip(batch.req_ids, emitted, strict=True)):
             if not tokens:
                 continue

@@ -46,10 +46,9 @@ class TreeScheduler(Scheduler):
         """vLLM's, with a mask per node of a tree in place of one per token of a chain."""
         drafts = scheduler_output.scheduled_spec_decode_tokens
         trees = {name: [NO_TOKEN] * len(tokens) for name, tokens in drafts.items() if name in self._parents}
-        # vLLM leaves masks of padding open.
-        output = super().get_grammar_bitmask(
-            replace(scheduler_output, scheduled_spec_decode_tokens={**drafts, **trees})
-        )
+        if trees:  # vLLM leaves masks of padding open.
+            scheduler_output = replace(scheduler_output, scheduled_spec_decode_tokens={**drafts, **trees})
+        output = super().get_grammar_bitmask(scheduler_output)
         if output is not None and trees:
             self._fill(output.structured_output_request_ids, drafts)
         return output

@@ -33,11 +33,11 @@ class ServingStats:
     def __post_init__(self) -> None:
         self._reported, self._next_report = asdict(self), 0.0
 
-    def record(self, trees: TreeBatch, verdicts: Sequence[Verdict], rows: Sequence[int]) -> None:
-        """Count one step's rows."""
+    def record(self, trees: TreeBatch | None, verdicts: Sequence[Verdict], rows: Sequence[int]) -> None:
+        """Count one step's rows; no trees: nothing was drafted."""
         self.num_steps += 1
         self.num_verified += len(rows)
-        if trees.max_nodes == 1:
+        if trees is None or trees.max_nodes == 1:
             return
         chosen = trees.select_rows(list(rows))
         has_branch = (chosen.parents[:, 1:] != chosen.parents[:, :-1] + 1) & (chosen.parents[:, 1:] >= 0)

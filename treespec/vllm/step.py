@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ from treespec.tree import PADDING_PARENT, TreeBatch, Verdict
 from treespec.verification import resolve
 from treespec.verification.dense.forms import follow_picks
 from treespec.vllm.drafts import NO_TOKEN
+from treespec.vllm.layout import Step
 from treespec.vllm.scores import LEAST_TEMPERATURE, Outputs, path_scores, target_probs
 from treespec.vllm.streams import DRAWS_BY_DEPTH, Streams
 from treespec.vllm.verifying import FlatProbs, verify_sampled
@@ -36,15 +36,14 @@ class StepVerifier:
         numbers = np.where(trees.parents.numpy() != PADDING_PARENT, starts + nodes, 0)
         is_sampled = [param.temperature >= LEAST_TEMPERATURE for param in requests.params]
         sampled = np.flatnonzero(is_sampled & ~requests.is_discarded).tolist()
-        verdicts: list[Verdict | None] = [None] * trees.num_rows
+        verdicts: dict[int, Verdict] = {}
         if len(sampled) < trees.num_rows:
             best = self._sampler.greedy_sample(scores.float()).cpu().numpy()[numbers]
-            verdicts[:] = follow_picks(trees, best.tolist())
+            verdicts = dict(enumerate(follow_picks(trees, best.tolist())))
         if sampled:
             found = self._sample(trees.select_rows(sampled), scores, numbers[sampled], sampled, requests, sampling)
-            for row, verdict in zip(sampled, found, strict=True):
-                verdicts[row] = verdict
-        return [verdict for verdict in verdicts if verdict is not None]
+            verdicts |= zip(sampled, found, strict=True)
+        return [verdicts[row] for row in range(trees.num_rows)]
 
     def _sample(
         self, trees: TreeBatch, scores: Tensor, numbers: np.ndarray, rows: list[int], requests: Outputs, sampling: Any
@@ -59,23 +58,15 @@ class StepVerifier:
         return verify_sampled(rule, trees, target, coins, draws)
 
 
-def gather_output(
-    trees: TreeBatch,
-    verdicts: Sequence[Verdict],
-    logits: Tensor,
-    starts: Sequence[int],
-    width: int,
-    sampler: Any,
-    sampling: Any,
-) -> SamplerOutput:
+def gather_output(step: Step, logits: Tensor, width: int, sampler: Any, sampling: Any) -> SamplerOutput:
     """The emitted tokens, int32 [B, width] filled up with `NO_TOKEN`; each one's logprobs from its parent's logits."""
-    tokens = np.full((len(verdicts), width), NO_TOKEN, dtype=np.int32)
-    numbers = np.zeros((len(verdicts), width), dtype=np.int64)
-    for row, (verdict, nodes) in enumerate(zip(verdicts, trees.tokens.numpy(), strict=True)):
+    tokens = np.full((len(step.verdicts), width), NO_TOKEN, dtype=np.int32)
+    numbers = np.zeros(tokens.shape, dtype=np.int64)
+    for row, (verdict, nodes) in enumerate(zip(step.verdicts, step.trees.tokens.numpy(), strict=True)):
         path, count = list(verdict.path), len(verdict.path)
         tokens[row, : count - 1] = nodes[path[1:]]
         tokens[row, count - 1] = verdict.next_token
-        numbers[row, :count] = np.array(path) + starts[row]
+        numbers[row, :count] = np.array(path) + step.starts[row]
     emitted = torch.from_numpy(tokens).to(logits.device)
     if (number := sampling.max_num_logprobs) is None:
         return SamplerOutput(sampled_token_ids=emitted, logprobs_tensors=None)

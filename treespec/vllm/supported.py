@@ -9,6 +9,7 @@ from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
 from treespec.errors import UnsupportedModeError
+from treespec.vllm.options import METHOD
 
 KV_UPDATE = "vllm::unified_kv_cache_update"
 
@@ -16,9 +17,14 @@ KV_UPDATE = "vllm::unified_kv_cache_update"
 def check_config(config: VllmConfig) -> None:
     """Raises `UnsupportedModeError`: a configuration whose output would be wrong."""
     parallel, model, compilation = config.parallel_config, config.model_config, config.compilation_config
+    graphs, is_split = compilation.cudagraph_mode, KV_UPDATE in (compilation.splitting_ops or ())
+    has_writes = graphs.has_piecewise_cudagraphs() and (compilation.use_inductor_graph_partition or not is_split)
+    is_cpu, is_other = current_platform.is_cpu(), model.is_hybrid or model.use_mla
+    is_allowed = is_cpu or (config.additional_config or {}).get(METHOD, {}).get("allow_untested") is True
     refused = {
         "the V2 model runner: set VLLM_USE_V2_MODEL_RUNNER=0": config.use_v2_model_runner,
         "pipeline parallelism: set tensor_parallel_size instead": parallel.pipeline_parallel_size > 1,
+        "data parallelism: start a server for each replica, with data_parallel_size=1": parallel.data_parallel_size > 1,
         "context parallelism: set decode_context_parallel_size=1": parallel.decode_context_parallel_size > 1,
         "context parallelism: set prefill_context_parallel_size=1": parallel.prefill_context_parallel_size > 1,
         "dual batch overlap: leave it out": parallel.use_ubatching,
@@ -29,14 +35,13 @@ def check_config(config: VllmConfig) -> None:
         "chunked local attention (Llama 4)": model.attention_chunk_size is not None,
         "reference sliding window attention": model.rswa_window is not None,
         "fast prefill of shared caches: leave kv_sharing_fast_prefill out": config.cache_config.kv_sharing_fast_prefill,
-        "recurrent layers (gated delta nets, Mamba's) and multi-head latent attention (MLA) on CPUs, where vLLM's own "
-        "n-gram drafts change its output, too": current_platform.is_cpu() and (model.is_hybrid or model.use_mla),
-        f"full CUDA graphs ({compilation.cudagraph_mode.name}), as trees change their shape from step to step: write "
-        '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\', or leave cudagraph_mode out': (
-            compilation.cudagraph_mode.has_full_cudagraphs()
-        ),
+        "recurrent layers and MLA on CPUs, where vLLM's own drafts fail or change its output": is_other and is_cpu,
+        'recurrent layers and MLA, untested on this device: write "allow_untested": true': is_other and not is_allowed,
+        f"full CUDA graphs ({graphs.name}), as trees change their shape from step to step: write --compilation-config "
+        '\'{"cudagraph_mode": "PIECEWISE"}\', or leave cudagraph_mode out': graphs.has_full_cudagraphs(),
+        # They would write into the slots of the step that they were captured in.
         f"CUDA graphs that contain the writing of keys and values, which segments change: leave out splitting_ops and "
-        f"use_inductor_graph_partition, or name {KV_UPDATE} in splitting_ops": _captures_cache(compilation),
+        f"use_inductor_graph_partition, or name {KV_UPDATE} in splitting_ops": has_writes,
         "processed logprobs: set logprobs_mode to raw_logprobs": model.logprobs_mode.startswith("processed"),
         "asynchronous scheduling, which does not wait for the tokens that trees are drafted from: write "
         "--no-async-scheduling": bool(config.scheduler_config.async_scheduling),
@@ -46,14 +51,18 @@ def check_config(config: VllmConfig) -> None:
 
 
 def why_chains(config: VllmConfig, kv_cache_config: Any) -> str | None:
-    """Why vLLM's own caches serve chains only, whose states and blocks it keeps itself; None where they serve trees."""
-    num_groups = len(kv_cache_config.kv_cache_groups)
-    if config.model_config.is_hybrid:
-        return "recurrent layers have one state per request (the output was never compared with plain vLLM's)"
-    if config.model_config.use_mla:
-        return "latent attention (MLA) knows no segments (the output was never compared with plain vLLM's)"
-    if num_groups > 1:
-        return f"there are {num_groups} groups of KV caches (--disable-hybrid-kv-cache-manager makes one, for trees)"
+    """Why vLLM's own caches serve chains only, whose states and blocks it keeps itself; None where they serve trees.
+
+    Raises `UnsupportedModeError`: recurrent layers whose states vLLM does not set back after rejected drafts.
+    """
+    groups, model = kv_cache_config.kv_cache_groups, config.model_config
+    kinds = {kind.name for group in groups if (kind := getattr(group.kv_cache_spec, "mamba_type", None))}
+    lost = ", ".join(sorted(kinds - {"GDN_ATTN", "MAMBA2", "SHORT_CONV"}))  # These get the number of accepted tokens.
+    refuse(bool(lost), f"recurrent layers ({lost}) whose states vLLM does not set back after rejected drafts")
+    if model.is_hybrid or model.use_mla:
+        return "recurrent layers and latent attention (MLA) know no segments"
+    if len(groups) > 1:
+        return f"there are {len(groups)} groups of KV caches (--disable-hybrid-kv-cache-manager makes one, for trees)"
     return None
 
 
@@ -64,11 +73,8 @@ def check_cache(kv_cache_config: Any, kernel_block_sizes: list[int]) -> None:
 
 
 def check_backends(backends: Iterable[Any]) -> None:
-    """Raises `UnsupportedModeError`: an attention backend that knows no segments, which would read trees as chains.
-
-    Backends that vLLM derives from ours (chunks, sinks) rearrange the requests before segments do.
-    """
-    for backend in backends:
+    """Raises `UnsupportedModeError`: an attention backend that knows no segments, which would read trees as chains."""
+    for backend in backends:  # Those that vLLM derives from ours (chunks, sinks) rearrange requests before segments do.
         name = f"{backend.get_name()} ({backend.__name__})"
         refuse("has_segments" not in vars(backend), f"attention {name}: set it to FLASH_ATTN or TRITON_ATTN on CUDA")
 
@@ -83,10 +89,3 @@ def refuse(is_refused: bool, what: str) -> None:
     """Raises `UnsupportedModeError`: `is_refused` is True."""
     if is_refused:
         raise UnsupportedModeError(f"treespec's trees do not serve {what}, or leave speculative_config out")
-
-
-def _captures_cache(compilation: Any) -> bool:
-    """Whether graphs may contain `do_kv_cache_update`: they would replay the step that they were captured in."""
-    has_op = KV_UPDATE in (compilation.splitting_ops or ())
-    is_partitioned = compilation.use_inductor_graph_partition
-    return compilation.cudagraph_mode.has_piecewise_cudagraphs() and bool(is_partitioned or not has_op)

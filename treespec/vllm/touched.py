@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import logging
 import pkgutil
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,34 +36,32 @@ def check_version(version: str, table: Mapping[str, Sequence[str]] = TOUCHED) ->
 def missing(table: Mapping[str, Sequence[str]] = TOUCHED) -> list[str]:
     """What of the table the installed vLLM has not, or has with other parameters, as the table names it."""
     found = []
-    for path, names in table.items():
+    for path, entries in table.items():
         try:
             owner: Any = pkgutil.resolve_name(path)
         except (ImportError, AttributeError):
             found.append(path)
-            continue
-        versions = {name: [one.rstrip(")").split("(") for one in name.split(" or ")] for name in names}
-        found += [f"{path}.{name}" for name, ones in versions.items() if not any(_has(owner, *one) for one in ones)]
+        else:
+            lacking = [entry for entry in entries if not any(_has(owner, one) for one in entry.split(" or "))]
+            found += [f"{path}.{entry}" for entry in lacking]
     return found
 
 
-def _has(owner: Any, name: str, parameters: str | None = None) -> bool:
-    value = getattr(owner, name, None)
-    if parameters is not None:
+def _has(owner: Any, entry: str) -> bool:
+    name, is_method, parameters = entry.removesuffix(")").partition("(")
+    if is_method:
+        value = getattr(owner, name, None)
         found = inspect.signature(value).parameters.values() if callable(value) else ()
         known = parameters.removesuffix(",...").split(",")
         # What is only called may have more parameters with defaults; what is overridden may not.
         more = [p for p in found if p.name not in known and (p.default is p.empty or "..." not in parameters)]
         return [p.name for p in found][: len(known)] == known and not more
-    if value is not None or name in vars(owner):
-        return True
-    bases = owner.__mro__[:-1] if inspect.isclass(owner) else ()
-    return any(re.search(rf"(self\.|^    ){name}\b", _source(base), re.MULTILINE) for base in bases)
+    return hasattr(owner, name) or name in getattr(owner, "__dataclass_fields__", ()) or name in _set_in(owner)
 
 
 @functools.cache
-def _source(base: type) -> str:
-    try:
-        return inspect.getsource(base)
-    except (OSError, TypeError):  # Classes that were made without a source.
-        return ""
+def _set_in(owner: Any) -> set[str]:
+    """The attributes that a class's methods set."""
+    members = [member for base in getattr(owner, "__mro__", ()) for member in vars(base).values()]
+    methods = [inspect.unwrap(member) for member in members if inspect.isfunction(member)]
+    return {part.argval for method in methods for part in dis.get_instructions(method) if part.opname == "STORE_ATTR"}

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
+
+from vllm.version import __version__ as VERSION
+
+from treespec.vllm.touched import check_version
+
+# ruff: noqa: E402
+check_version(VERSION)  # Before vLLM's modules are imported: what another version has not is named.
 
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
@@ -10,7 +17,6 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.attention.selector import _cached_get_attn_backend
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
-from vllm.version import __version__ as VERSION
 
 from treespec.errors import ConfigError
 from treespec.vllm import attention
@@ -18,33 +24,26 @@ from treespec.vllm.plugin import PROPOSER, SCHEDULER
 from treespec.vllm.runner import TreeRunner
 from treespec.vllm.scheduler import TreeScheduler
 from treespec.vllm.supported import check_config
-from treespec.vllm.touched import check_version
 
 
 def check_classes(config: VllmConfig) -> None:
     """Raises `ConfigError`: our worker without our proposer or our scheduler, which keeps the scratch blocks back."""
-    speculation, scheduler = config.speculative_config, config.scheduler_config.get_scheduler_cls()
-    if speculation is None or speculation.model != PROPOSER or not issubclass(scheduler, TreeScheduler):
-        found = f"{speculation and speculation.model} and {scheduler.__name__}"
+    model, scheduler = getattr(config.speculative_config, "model", None), config.scheduler_config.get_scheduler_cls()
+    if model != PROPOSER or not issubclass(scheduler, TreeScheduler):
         raise ConfigError(
             f"the worker with trees needs speculative_config={{'model': {PROPOSER!r}, 'num_speculative_tokens': 15}} "
-            f"and scheduler_cls={SCHEDULER!r}, got {found}: give both, or leave worker_cls out"
+            f"and scheduler_cls={SCHEDULER!r}, got {model} and {scheduler.__name__}: give both, or leave worker_cls out"
         )
 
 
 class WithTrees:
-    """Mixin placed before vLLM's worker in the MRO; the worker itself makes a runner with trees."""
+    """Mixin placed before vLLM's worker in the MRO; the worker itself makes a runner with trees.
 
-    backends: ClassVar[tuple[str, ...]]
-    """Attention by vLLM's names; see `attention.py`."""
-    runner: ClassVar[type]
-    vllm_config: Any
-    model_runner: Any
-    device: Any
+    Classes have `backends`, attention by vLLM's names, see `attention.py`, and `runner`, the runner's class.
+    """
 
-    def init_device(self) -> None:
+    def init_device(self: Any) -> None:
         """vLLM's, with the segments' backends. Raises `TreespecError`: see the checks."""
-        check_version(VERSION)
         check_classes(self.vllm_config)
         check_config(self.vllm_config)
         for name in self.backends:
@@ -54,10 +53,10 @@ class WithTrees:
         if not isinstance(self.model_runner, TreeRunner):  # vLLM's worker on CPUs does not ask for it.
             self.model_runner = self._make_model_runner()
 
-    def _make_model_runner(self) -> Any:
+    def _make_model_runner(self: Any) -> Any:
         return self.runner(self.vllm_config, self.device)
 
-    def tree_stats(self) -> dict[str, float]:
+    def tree_stats(self: Any) -> dict[str, float]:
         """What the trees did so far, for `collective_rpc`."""
         return self.model_runner.stats.as_dict()
 
@@ -69,7 +68,7 @@ class TreeModelRunner(TreeRunner, GPUModelRunner):
 class TreeWorker(WithTrees, Worker):
     """The worker on CUDA, which `benchmarks/vllm/cuda.py` compares with plain vLLM on a GPU."""
 
-    backends: ClassVar = ("FLASH_ATTN", "TRITON_ATTN")
+    backends = ("FLASH_ATTN", "TRITON_ATTN")
     runner = TreeModelRunner
 
 
@@ -83,5 +82,5 @@ if current_platform.is_cpu():
     class TreeCPUWorker(WithTrees, CPUWorker):
         """The worker on a CPU."""
 
-        backends: ClassVar = ("CPU_ATTN",)
+        backends = ("CPU_ATTN",)
         runner = TreeCPUModelRunner

@@ -1,6 +1,9 @@
 """The committed pictures are what their scripts draw today."""
 
 import re
+from pathlib import Path
+
+import pytest
 
 from docs.tools import ancestor_matrix, import_graph, pictures
 
@@ -28,11 +31,14 @@ def test_the_ancestor_matrix_is_the_committed_one(tmp_path):
     assert drawn.count("<text") == (DOCS / "assets" / "ancestor_matrix.svg").read_text().count("<text")
 
 
-def test_the_import_graph_has_the_packages_of_today(tmp_path):
+def boxes(picture: Path) -> dict[str, int]:
+    """The lines of every package that the import graph shows."""
+    found = re.findall(r">([a-z]\w+)</text>.*?>([\d,]+)</text>", picture.read_text(), flags=re.DOTALL)
+    return {name: int(lines.replace(",", "")) for name, lines in found}
+
+
+def test_the_import_graph_has_about_the_sizes_of_today(tmp_path):
     import_graph.draw(tmp_path / "graph.svg")
-    drawn, committed = (
-        set(re.findall(r">([a-z]\w+)<", picture.read_text()))
-        for picture in (tmp_path / "graph.svg", DOCS / "assets" / "import_graph.svg")
-    )
-    assert {"engine", "hf", "tree"} <= drawn
-    assert drawn == committed, "run `python docs/tools/import_graph.py`"
+    drawn, committed = boxes(tmp_path / "graph.svg"), boxes(DOCS / "assets" / "import_graph.svg")
+    assert {"engine", "hf", "tree"} <= drawn.keys()
+    assert committed == pytest.approx(drawn, rel=0.03, abs=30), "run `python docs/tools/import_graph.py`"

@@ -7,8 +7,9 @@ from helpers.drafter_loop import Loop, Recent, check_distributions
 from helpers.toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
-from treespec.errors import ConfigError, ContextFullError, TreespecWarning
-from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec, dyspec
+from treespec.errors import ConfigError, ContextFullError, TreespecWarning, VocabularyMismatchError
+from treespec.literature import dyspec
+from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec
 from treespec.protocols import Capability, Drafter
 from treespec.sampling import NoProcessors
 from treespec.tree import IID, MIXED, SELECTED, TokenTree, TreeBatch
@@ -213,3 +214,25 @@ def test_the_best_chain_of_sampled_children_follows_the_first_draws():
     flags = torch.tensor([False, True, True, False])
     tree = TokenTree(torch.tensor([0, 3, 1, 2]), torch.tensor([-1, 0, 0, 2]), probs, torch.tensor([-1, 0, 0, 1]), flags)
     assert tree.best_chain([1.0, 0.1, 0.9, 0.9]) == (0, 1)
+
+
+def test_draft_model_needs_the_targets_vocabulary():
+    with pytest.raises(VocabularyMismatchError, match=r"6 tokens and the target's 7"):
+        Loop(DraftModel(ToyScorer(TableLM(6))), [[1]], Chain(2), vocab_size=7)
+
+
+class Widest(BestFirst):
+    """Another shape under BestFirst's name: the root's children alone."""
+
+    def grow(self, source, max_depth):
+        return super().grow(source, min(max_depth, 1))
+
+
+@pytest.mark.parametrize("make", [SuffixLookup, TokenRecycling])
+def test_a_subclass_of_best_first_shapes_its_own_trees(make):
+    loop, depths = Loop(make(), [[1, 2, 3, 1, 2, 3, 1, 2]], Widest(6)), []
+    for step in range(6):
+        batch = loop.propose()
+        depths.append(int(batch.depths.max()))
+        loop.step(batch, torch.randn(*batch.tokens.shape, VOCAB, generator=torch.Generator().manual_seed(step)))
+    assert max(depths) == 1

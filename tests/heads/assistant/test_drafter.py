@@ -20,7 +20,7 @@ from treespec.errors import CheckpointError, ConfigError, UnsupportedModelError,
 from treespec.heads import Assistant
 from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading import assistant as loading
-from treespec.hf.loading.named import named_drafters
+from treespec.lab.named import named_drafters
 
 pytestmark = with_assistants
 

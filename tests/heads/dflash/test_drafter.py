@@ -10,7 +10,7 @@ from helpers.head_files import layer_keys
 from helpers.head_runs import check_distributions, left_padded, make, run
 from helpers.tiny import prompt, tiny_llama
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
-from transformers.generation import DFlashTokenCandidateGenerator
+from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 
 from treespec import BestFirst, Chain, KAry
 

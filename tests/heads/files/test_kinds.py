@@ -1,16 +1,15 @@
-"""A new kind of head is one new file and one line, its import: nothing else in the library names it."""
-
-import importlib
+"""A new kind of head is one new file and one line, which registers it: nothing else in the library names it."""
 
 import pytest
 import torch
+from helpers import toy_head
 from helpers.tiny import identical, tiny_llama
 from helpers.wrong_heads import edit_config
 
 from treespec import KAry, TreeSpeculation, from_config, load_drafter
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.files.export import save_head
-from treespec.heads.files.kinds import KINDS, register
+from treespec.heads.files.kinds import KINDS
 from treespec.heads.modules.layers import LayerConfig
 
 PROMPT = torch.tensor([[5, 9, 2, 7]])
@@ -18,11 +17,10 @@ PROMPT = torch.tensor([[5, 9, 2, 7]])
 
 @pytest.fixture
 def toy():
-    """The file, imported by this one line, and forgotten after the test."""
-    module = importlib.import_module("helpers.toy_head")
-    KINDS.setdefault("toy", module.KIND)
-    yield module
-    del KINDS["toy"]
+    """The file, registered by this one line, and forgotten after the test."""
+    KINDS.register("toy", "helpers.toy_head:KIND")
+    yield toy_head
+    KINDS.forget("toy")
 
 
 @pytest.fixture
@@ -73,5 +71,5 @@ def test_without_its_line_there_is_no_such_kind(tmp_path):
 
 
 def test_a_name_is_taken_once(toy):
-    with pytest.raises(ConfigError, match="a kind of head is named toy already"):
-        register(toy.KIND)
+    with pytest.raises(ConfigError, match="a kind of head called 'toy' is there already"):
+        KINDS.register("toy", toy.KIND)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.medusa_files import authors_tensors, random_heads, vllm_tensors, write
+from helpers.medusa_files import PlainMedusa, authors_tensors, random_heads, vllm_tensors, write
 
 from treespec.errors import CheckpointError, ConfigError, TreespecWarning
 from treespec.heads import Medusa, MedusaHead, MedusaHeads
@@ -21,6 +21,12 @@ def assert_same(loaded: MedusaHeads, expected: MedusaHeads):
     assert loaded.num_heads == count
     features = torch.randn(4, 32, generator=torch.Generator().manual_seed(9))
     torch.testing.assert_close(loaded.logits(features, count), expected.logits(features, count), rtol=0, atol=0)
+
+
+def test_a_head_is_what_the_paper_says():
+    heads, states = random_heads(num_layers=2), torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
+    expected = [PlainMedusa(heads).logits(states, [], path) for path in ((), (1,), (1, 2))]
+    torch.testing.assert_close(heads.logits(states[-1:], 3)[0].double(), torch.stack(expected), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +48,11 @@ def test_a_file_and_other_names(tmp_path):
     write(tmp_path, AUTHORS, name="mine.safetensors")
     assert_same(load_heads(tmp_path / "mine.safetensors"), HEADS)
     assert_same(load_heads(str(tmp_path)), HEADS)
+
+
+def test_the_first_heads_when_fewer_are_wanted(tmp_path):
+    loaded = load_heads(write(tmp_path, AUTHORS, {"medusa_num_heads": 2}))
+    assert_same(loaded, MedusaHeads(HEADS.heads[:2]))
 
 
 def test_keys_of_a_configuration(tmp_path):

@@ -1,5 +1,7 @@
 """Checks every replayed pass of examples/vllm_fixed_shapes.py inside its engine."""
 
+# vLLM has an environment of its own.
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from collections import Counter

@@ -64,6 +64,57 @@ def tiny_gpt_oss(folder: Path, vocab: int) -> Any:
     return model
 
 
+def tiny_granite(folder: Path, vocab: int) -> Any:
+    """A random Granite 4 with Mamba-2 layers and attention in turn, written to `folder`."""
+    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+
+    torch.manual_seed(3)
+    config = GraniteMoeHybridConfig(
+        vocab_size=vocab, hidden_size=64, intermediate_size=64, shared_intermediate_size=64, num_hidden_layers=4,
+        num_attention_heads=2, num_key_value_heads=1, initializer_range=0.12, max_position_embeddings=128,
+        layer_types=["mamba", "attention"] * 2, num_local_experts=0, num_experts_per_tok=0, mamba_n_heads=4,
+        mamba_d_head=32, mamba_d_state=16, mamba_n_groups=1, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    model = GraniteMoeHybridForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def tiny_qwen3_next(folder: Path, vocab: int) -> Any:
+    """A random mixture of experts with gated delta nets and attention in turn, written to `folder`."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    torch.manual_seed(3)
+    config = Qwen3NextConfig(
+        vocab_size=vocab, hidden_size=64, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, initializer_range=0.12, max_position_embeddings=128,
+        layer_types=["linear_attention", "full_attention"] * 2, linear_num_key_heads=2, linear_num_value_heads=2,
+        linear_key_head_dim=128, linear_value_head_dim=128, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=64, shared_expert_intermediate_size=64, bos_token_id=None, eos_token_id=None,
+        pad_token_id=None,
+    )  # fmt: skip
+    model = Qwen3NextForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def tiny_deepseek(folder: Path, vocab: int) -> Any:
+    """A random DeepSeek-V2 of two dense layers, with the sizes of latents that vLLM's CPU kernel knows, in `folder`."""
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    torch.manual_seed(3)
+    config = DeepseekV2Config(
+        vocab_size=vocab, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, initializer_range=0.12, max_position_embeddings=128, kv_lora_rank=512, q_lora_rank=None,
+        qk_rope_head_dim=64, qk_nope_head_dim=32, v_head_dim=32, first_k_dense_replace=2, n_routed_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=64, n_shared_experts=1, n_group=1, topk_group=1,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    model = DeepseekV2ForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
 def tiny_smollm2(folder: Path) -> Path:
     """A tiny random model with the vocabulary and the tokenizer of SmolLM2; its folder."""
     if not (folder / "config.json").exists():

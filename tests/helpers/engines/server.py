@@ -51,7 +51,7 @@ class Server:
         logits = torch.zeros(3 * len(rows), VOCAB)
         if self.rng.random() < self.skipped:  # As after many plain steps.
             self.drafting._num_plain = EAGER_STEPS
-            assert self.drafting.skip(rows)
+            assert self.drafting.is_resting
             return rows, trees
         unread = self.drafting.num_unread(rows)
         self.drafting.update(rows, trees, logits, list(range(0, 3 * len(rows), 3)))
@@ -64,7 +64,8 @@ class Server:
         text = self.texts[name] = self.texts[name] + emitted
         if self.states_of is not None:
             known = np.arange(len(text) - 1)
-            self.reader.pages.write(self.states_of(text[:-1]), tables[[number] * len(known)], known)
+            written = self.states_of(text[:-1]), tables[[number] * len(known)], known
+            self.reader.pages.write(len(known), lambda: written)
         verdict = Verdict(tuple(range(len(emitted))), emitted[-1], False)
         return ServedRow(name, number, verdict, emitted, lambda: list(text), len(text), 50)
 

@@ -103,6 +103,16 @@ SINGLE = TokenTree.chain([1])
 
 
 class TestForms:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_sdpa_takes_bool_and_eager_additive(self, dtype):
+        allowed = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "sdpa")).mask
+        mask = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "eager"), dtype=dtype).mask
+        assert isinstance(allowed, torch.Tensor)
+        assert isinstance(mask, torch.Tensor)
+        assert (allowed.dtype, allowed.shape, mask.dtype) == (torch.bool, (1, 1, 4, 9), dtype)
+        assert torch.equal(mask == 0, allowed)
+        assert torch.equal(mask == torch.finfo(dtype).min, ~allowed)
+
     def test_models_with_layer_types_take_a_dict(self):
         config = with_attention(config_of("gemma3_text"), "sdpa")
         mask = tree_attention_mask(TREE, 2 * WINDOW, config).mask
@@ -137,6 +147,10 @@ class TestNoMask:
         attention = tree_attention_mask(CHAIN, cached, with_attention(LlamaConfig(), "sdpa"))
         assert attention.mask is not None
         assert attention.position_ids.tolist() == [[5, 6, 7]]
+
+    def test_not_for_batches_with_a_tree(self):
+        for trees in ([CHAIN, TREE], [TREE, CHAIN]):
+            assert tree_attention_mask(trees, 6, with_attention(LlamaConfig(), "sdpa")).mask is not None
 
 
 class TestMisuse:

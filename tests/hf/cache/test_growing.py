@@ -88,6 +88,25 @@ def test_copies_share_nothing_that_is_written_to():
         layer.keys, layer.values = layer.keys[..., :cut_to, :], layer.values[..., :cut_to, :]
 
 
+def test_gradients_of_earlier_passes_survive_later_ones():
+    keys, values = (states.clone().requires_grad_() for states in fresh(4))
+    layer = GrowingLayer()
+    loss = layer.update(keys, values)[0].square().sum()
+    layer.update(*fresh(2))
+    loss.backward()
+    assert keys.grad is not None
+    assert keys.grad.equal(2 * keys)
+
+
+def test_leaving_inference_mode():
+    layer = GrowingLayer()
+    with torch.inference_mode():
+        layer.update(*fresh(4))
+    with torch.no_grad():
+        keys, _ = layer.update(*fresh(2, seed=1))
+    assert keys.equal(torch.cat([fresh(4)[0], fresh(2, seed=1)[0]], dim=-2))
+
+
 def test_pickled_layers_hold_the_same():
     file = io.BytesIO()
     torch.save(filled(GrowingLayer()), file)

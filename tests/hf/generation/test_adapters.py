@@ -1,5 +1,7 @@
 """Adapters by PEFT: one, several, switched, merged, disabled; as targets and as draft models; every kind of them."""
 
+from typing import Any
+
 import peft
 import pytest
 import torch
@@ -115,9 +117,8 @@ def test_the_self_check_follows_the_adapter(model):
         treespec.hf.make_scorer(model)
     assert facts["french"].model is facts["code"].model is model.get_base_model()
     assert facts["french"].adapters != facts["code"].adapters
-    assert {key[0][2] for key in selfcheck._results.by_model[facts["code"].model]} == {
-        f.adapters for f in facts.values()
-    }
+    kept: Any = selfcheck._results.by_model[facts["code"].model]
+    assert {key[0][2] for key in kept} == {f.adapters for f in facts.values()}
     assert active_adapters(tiny_llama().modules()) is None
 
 

@@ -85,8 +85,11 @@ def test_a_seed_repeats_whatever_the_clock_says(target, draft, monkeypatch):
 class EveryStep(StepControl):
     """A control of one's own: a tree of 8 in every step."""
 
-    max_nodes = 8
     current, choice = BestFirst(8), Choice("tree of 8", "always", {})
+
+    @property
+    def max_nodes(self):
+        return 8
 
     def begin(self, call):
         assert call.is_on_host

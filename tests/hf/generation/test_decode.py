@@ -1,17 +1,20 @@
 """Where a call may go wrong without an error: caches after exceptions, odd dtypes and heads, models without trees."""
 
+from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
 import torch
 from helpers import zoo
-from helpers.tiny import identical, lookups, prompt, tiny_llama
+from helpers.tiny import identical, lookups, padded, prompt, tiny_llama
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 import treespec
-from treespec import Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec import BestFirst, Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec.engine.loop import speculate
 from treespec.errors import ConfigError
+from treespec.hf.generation import speculation as speculation_module
 from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.recurrent import operators
 
@@ -37,6 +40,29 @@ def test_models_without_trees_decode_with_every_tree(name, tree, monkeypatch):
         identical(model, repeated, lookups(tree=tree), times=2, **options)
     assert len(warned) == 1
     identical(model, repeated, TreeSpeculation(SuffixLookup(), tree=tree), **options)
+
+
+class CountedTree(BestFirst):
+    num_updates = 0
+
+    def update(self, step):
+        self.num_updates += 1
+
+
+@pytest.mark.parametrize("is_chain_only", [True, False])
+def test_a_policy_that_the_target_cannot_verify_learns_nothing(is_chain_only, monkeypatch):
+    """The call drafts chains instead, which the target of a direct `Run` gets cut out of trees."""
+    made = []
+    if is_chain_only:
+        monkeypatch.setattr(operators, "_is_known", lambda names: False)
+    monkeypatch.setattr(speculation_module, "speculate", lambda run: made.append(run) or speculate(run))
+    model = zoo.build(next(architecture for architecture in zoo.ARCHITECTURES if str(architecture) == "lfm2"))
+    policy = CountedTree(4)
+    with pytest.warns(treespec.TreespecWarning, match="decodes") if is_chain_only else nullcontext():
+        identical(model, zoo.prompts(1, 24, seed=1), lookups(tree=policy), **OPTIONS, pad_token_id=0)
+    assert made[0].is_chain_only == is_chain_only
+    assert (policy.num_updates == 0) == is_chain_only
+    assert isinstance(made[0].session.policy, Chain) == is_chain_only
 
 
 def test_a_merged_chain_is_a_chain_and_exact(target):
@@ -130,6 +156,29 @@ def test_one_object_decodes_one_call_at_a_time(target, draft):
     with pytest.raises(ConfigError, match="already"):
         target.generate(prompt(), **OPTIONS, stopping_criteria=[again], custom_generate=speculation)
     target.generate(prompt(), **OPTIONS, custom_generate=speculation)
+
+
+@pytest.mark.parametrize(
+    ("tree", "rule"),
+    [(KAry((2, 2), children="iid"), "traversal"), (KAry((3, 1), children="mixed"), "recursive"), (12, "traversal")],
+)
+def test_walks_and_dense_rules_sample_the_same_tokens(target, draft, tree, rule, monkeypatch):
+    ids, options = prompt(4), {"max_new_tokens": 20, "do_sample": True, "top_k": 20, "repetition_penalty": 1.2}
+
+    def run():
+        speculation = TreeSpeculation(draft, tree=tree, verification=rule, seed=3)
+        return target.generate(ids, **options, custom_generate=speculation)
+
+    dense = run()
+    monkeypatch.setattr("treespec.verification.dispatch.DENSE_ON_CPU", 0)
+    assert torch.equal(run(), dense)
+
+
+@pytest.mark.parametrize("tree", [1, 8])
+def test_greedy_walks_of_several_rows(target, draft, tree, monkeypatch):
+    """Vocabularies of real models are walked, also where nothing was drafted."""
+    monkeypatch.setattr("treespec.verification.dispatch.DENSE_ON_CPU", 0)
+    identical(target, padded(prompt(3), [0, 4, 2]), TreeSpeculation(draft, tree=tree), **OPTIONS)
 
 
 @pytest.mark.parametrize("rule", ["optimal_transport", "transport_traversal"])

@@ -16,7 +16,10 @@ MOST_BYTES = 2**10
 
 
 def num_bytes() -> int:
-    """What all tensors hold, by their storages, and what Python and numpy have allocated since `tracemalloc.start`."""
+    """What tensors hold, by their storages, and what Python and numpy have allocated since `tracemalloc.start`.
+
+    Tensors of before `gc.freeze` are left out: those of other tests may have no storage.
+    """
     gc.collect()
     tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
@@ -43,11 +46,13 @@ def growth(num_tokens: int = 240, warm_up: int = 80) -> float:
     sizes = {"hidden_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
     target, scale = tiny_llama(vocab_size=8192, num_layers=1, **sizes), Scale()
     speculation = TreeSpeculation(target, tree=Chain(12), streamer=scale, seed=0)
+    gc.freeze()
     tracemalloc.start()
     try:
         target.generate(prompt(1), max_new_tokens=num_tokens, do_sample=True, custom_generate=speculation)
     finally:
         tracemalloc.stop()
+        gc.unfreeze()
     first, *_, last = (count for count in scale.found if count >= warm_up)
     return (scale.found[last] - scale.found[first]) / (last - first)
 

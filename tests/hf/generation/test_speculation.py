@@ -131,6 +131,19 @@ def by_row(out, name):
     return torch.stack([step[-1][:, -1] if name == "hidden_states" else step for step in getattr(out, name)], 1)
 
 
+def test_scores_and_logits_of_emitted_tokens(target, draft):
+    """Accepted nodes have them, wherever they are in their trees."""
+    inputs, options = padded_batch(), {**OPTIONS, "repetition_penalty": 1.3, "return_dict_in_generate": True}
+    options |= {"output_scores": True, "output_logits": True}
+    plain = target.generate(**inputs, **options)
+    speculation = treespec.TreeSpeculation(draft, tree=8)
+    out = target.generate(**inputs, **options, custom_generate=speculation)
+    assert torch.equal(out.sequences, plain.sequences)
+    assert any(rank > 0 for rank in speculation.stats.num_accepted_at_rank)
+    for name in ("scores", "logits"):
+        torch.testing.assert_close(by_row(out, name), by_row(plain, name), atol=1e-3, rtol=1e-4)
+
+
 def test_scores_end_where_their_row_ends(target):
     """A drafter that plants what would follow the end: it is accepted, and cut off with its scores and states."""
     inputs, options = padded_batch(), {**OPTIONS, "repetition_penalty": 1.3}
@@ -270,7 +283,8 @@ def test_models_that_change_after_the_draft_model_was_given(change):
     speculation = treespec.TreeSpeculation(draft, tree=8)
     for _ in range(2):
         assert identical(target, prompt(2), speculation, **OPTIONS).mean_acceptance_length > 1.5
-        change(target), change(draft)
+        change(target)
+        change(draft)
 
 
 def test_from_config_speaks_vllm(target, draft):

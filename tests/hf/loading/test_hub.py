@@ -4,7 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.tiny import tiny_llama
-from huggingface_hub.errors import HfHubHTTPError, HTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HTTPError,  # pyright: ignore[reportPrivateImportUsage]
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 
 from treespec.errors import CheckpointError
 from treespec.hf.loading import hub

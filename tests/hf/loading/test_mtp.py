@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from treespec import BestFirst, Chain, from_config, load_drafter, load_mtp
 from treespec.errors import CheckpointError, ConfigError, UnsupportedModelError
-from treespec.hf.loading.named import named_drafters
+from treespec.lab.named import named_drafters
 
 WEIGHTS = "model.safetensors"
 

@@ -1,7 +1,10 @@
 """Which models are refused, which decode by chains or plainly, and what detection leaves unchanged."""
 
+from functools import partial
+
 import pytest
 import torch
+from helpers.tiny import lookups
 from helpers.zoo import build
 from transformers import (
     AutoModel,
@@ -17,6 +20,7 @@ from transformers import (
     xLSTMForCausalLM,
 )
 
+import treespec
 from treespec.errors import UnsupportedModelError
 from treespec.hf.models.capability import detect, keeps_states
 from treespec.protocols import Capability
@@ -50,6 +54,16 @@ def test_models_that_cannot_be_served(make, message):
             weight.normal_(std=0.3)
     with pytest.raises(UnsupportedModelError, match=message):
         detect(model.eval())
+
+
+def test_generate_refuses_encoder_decoder_models_by_that_name():
+    model, ids, speculation = BartForConditionalGeneration(BART), torch.tensor([[5, 6, 7]]), lookups()
+    for call in (
+        partial(model.generate, custom_generate=speculation),
+        partial(treespec.generate, model, speculation=speculation),
+    ):
+        with pytest.raises(UnsupportedModelError, match="is an encoder-decoder model"):
+            call(ids, max_new_tokens=4)
 
 
 def test_a_decoder_made_of_an_encoder_is_served():

@@ -23,6 +23,11 @@ PROMPT_LENGTH = 36
 PADDING = (0, 5, 12)
 NUM_NEW = 16
 
+OTHER_ATTENTIONS = [
+    pytest.param(architecture, attention, id=f"{architecture}-{attention}")
+    for architecture in ARCHITECTURES
+    for attention in architecture.attentions[1:]
+]
 NOT_TREES = [architecture for architecture in ARCHITECTURES if architecture.capability != Capability.TREE]
 
 
@@ -33,8 +38,17 @@ def built(request) -> tuple[Architecture, PreTrainedModel]:
 
 
 def test_tree_logits_equal_path_logits_and_caches_stay_whole(built):
+    check_rounds(*built)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "attention"), OTHER_ATTENTIONS)
+def test_rounds_in_other_attentions(architecture: Architecture, attention: str):
+    check_rounds(architecture, build(architecture, attention))
+
+
+def check_rounds(architecture: Architecture, model: PreTrainedModel) -> None:
     """Rounds of tree, ragged commit, tree, in a left-padded batch that loses a row."""
-    architecture, model = built
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TreespecWarning)
         scorer = make_scorer(model)

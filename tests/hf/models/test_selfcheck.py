@@ -3,6 +3,7 @@
 import gc
 import weakref
 from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -182,7 +183,7 @@ class TestOnce:
 
 class TestUndisturbed:
     def test_random_state_training_flags_hooks_and_weights(self):
-        model = build("gpt2").train()
+        model: Any = build("gpt2").train()
         model.transformer.h[0].eval()
         flags = {name: module.training for name, module in model.named_modules()}
         hook = model.lm_head.register_forward_hook(lambda *_: None)

@@ -195,6 +195,10 @@ class TestLimits:
         with pytest.raises(ContextFullError):
             scorer.prefill(torch.ones(1, 257, dtype=torch.int64), torch.ones(1, 257, dtype=torch.bool))
 
+    @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3_text", "deepseek_v3"])
+    def test_computed_positions_do_not(self, name):
+        assert scorer_for(build(name)).max_positions is None
+
     def test_static_cache_is_full(self):
         ids = torch.ones(1, 8, dtype=torch.int64)
         scorer = prefilled(TreeScorer(build("llama"), max_cache_len=12), ids)

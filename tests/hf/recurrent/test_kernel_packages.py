@@ -35,14 +35,34 @@ RECURRENCES: dict[str, tuple[str, ...]] = {
     "mamba": SCAN,
     "lfm2": (),
 }
-"""By architecture, one of each kind, the functions of prompts and of steps, besides those of convolutions."""
+OTHERS: dict[str, tuple[str, ...]] = {
+    "qwen3_5_text": DELTA,
+    "mamba2": SSD,
+    "qwen3_5_moe_text": DELTA,
+    "olmo_hybrid": DELTA,
+    "lara_mini": DELTA,
+    "bailing_hybrid": KIMI,
+    "falcon_h1": SSD,
+    "granitemoehybrid": SSD,
+    "nemotron_h": SSD,
+    "zamba2": SSD,
+    "falcon_mamba": SCAN,
+    "jamba": SCAN,
+    "zamba": SCAN,
+    "lfm2_moe": (),
+    "lfm3": (),
+}
+"""By architecture, first one of each kind, the functions of prompts and of steps, besides those of convolutions."""
+every = pytest.mark.parametrize(
+    "name", [*RECURRENCES, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 
 
-@pytest.mark.parametrize("name", RECURRENCES)
+@every
 def test_prompts_and_steps_use_the_packages(name, monkeypatch):
     calls: Counter[str] = Counter()
     model = model_with_packages(name, calls, monkeypatch)
-    recurrences = RECURRENCES[name]
+    recurrences = (RECURRENCES | OTHERS)[name]
     scorer, ids = StateScorer(model), prompts(2, 20)
     num_layers = sum(isinstance(layer, StateLayer) for layer in scorer.cache.layers)
     scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
@@ -58,7 +78,7 @@ def test_prompts_and_steps_use_the_packages(name, monkeypatch):
     assert all(count % num_layers == 0 for count in calls.values())
 
 
-@pytest.mark.parametrize("name", RECURRENCES)
+@every
 def test_texts_are_those_of_plain_decoding_with_and_without_packages(name, monkeypatch):
     calls: Counter[str] = Counter()
     model = model_with_packages(name, calls, monkeypatch)

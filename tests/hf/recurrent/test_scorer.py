@@ -3,6 +3,7 @@
 import threading
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -58,11 +59,25 @@ def test_the_shortest_padded_batches(name):
         check_identity(model, ids.masked_fill(~mask, 0), mask, 12, treespec.TreeSpeculation(TokenRecycling(), tree=8))
 
 
-def test_a_single_column_of_padding_is_read_as_plain_decoding_reads_it():
-    """RecurrentGemma's blocks mask no padding, whose embedding need not be 0."""
-    model, speculation = build("recurrent_gemma"), treespec.TreeSpeculation(TokenRecycling(), tree=8)
+def with_embedded_padding(model):
+    """A model whose embedding of padding is not 0."""
+    weight: Any = model.get_input_embeddings().weight
     with torch.no_grad():
-        model.get_input_embeddings().weight[0] = model.get_input_embeddings().weight[5:9].sum(0)
+        weight[0] = weight[5:9].sum(0)
+    return model
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "recurrent_gemma"])
+def test_a_single_column_of_padding_leaves_states_alone(name):
+    """Which models mask in passes over several tokens alone."""
+    model = with_embedded_padding(build(name))
+    assert Game(model, StateScorer(model), [1, 0, 1]).play(1) <= TOLERANCE
+
+
+def test_a_single_column_of_padding_is_read_as_plain_decoding_reads_it():
+    """RecurrentGemma's blocks mask no padding."""
+    model = with_embedded_padding(build("recurrent_gemma"))
+    speculation = treespec.TreeSpeculation(TokenRecycling(), tree=8)
     for ids, mask in (([[0, 5]], [[0, 1]]), ([[0, 5], [4, 9]], [[0, 1], [1, 1]])):
         check_identity(model, torch.tensor(ids), torch.tensor(mask), 20, speculation)
 
@@ -167,11 +182,15 @@ def test_limits_of_step_sizes_are_those_of_plain_decoding(name):
     model = build(replace(BY_NAME[name], options={**BY_NAME[name].options, "time_step_min": 0.01}))
     ids = prompts(2, 20)
     plain = plain_texts(model, ids, 40)
-    scores = model.generate(ids, max_new_tokens=2, **OPTIONS, return_dict_in_generate=True, output_logits=True)
-    scorer = StateScorer(model)
+    scores = model.generate(ids, max_new_tokens=3, **OPTIONS, return_dict_in_generate=True, output_logits=True)
+    scorer, expected, tokens = StateScorer(model), torch.stack(scores.logits, 1), scores.sequences[:, 20:22]
     first = scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool)).logits
-    logits = torch.cat([first, scorer.extend(scores.sequences[:, 20:21], torch.tensor([[-1]] * 2)).logits], 1)
-    assert (logits - torch.stack(scores.logits, 1)).abs().max() <= TOLERANCE
+    assert (first - expected[:, :1]).abs().max() <= TOLERANCE
+    for parts in ([slice(0, 2)], [slice(0, 1), slice(1, 2)]):
+        parents = torch.tensor([[-1, 0]] * 2)
+        logits = torch.cat([scorer.extend(tokens[:, part], parents[:, part]).logits for part in parts], 1)
+        assert (logits - expected[:, 1:]).abs().max() <= TOLERANCE
+        scorer.commit([(), ()])
     speculation = treespec.TreeSpeculation(Planted(plain, VOCAB_SIZE, 2), tree=16)
     check_identity(model, ids, torch.ones_like(ids), 40, speculation)
 
@@ -212,6 +231,12 @@ def rounding_of(model: PreTrainedModel, dtype: torch.dtype, num_nodes: int) -> t
 def test_rounding_is_that_of_the_models_own_passes(name, dtype):
     found, own = rounding_of(build(name), dtype, 48)
     assert found <= 2 * own + 1e-5
+
+
+def test_bfloat16_is_served_by_trees():
+    model, ids = build("qwen3_5_text").to(torch.bfloat16), prompts(2, 16)
+    assert make_scorer(model).capability == Capability.TREE
+    assert model.generate(ids, max_new_tokens=12, **OPTIONS, custom_generate=lookups()).shape == (2, 28)
 
 
 BY_RULE = [

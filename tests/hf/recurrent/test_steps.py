@@ -116,6 +116,18 @@ def test_an_error_behind_a_step_loses_nothing_silently(name, start, num_errors):
     assert (found - logits_of(model, texts(first, prompts(2, 1, seed=6)))).abs().max() <= TOLERANCE
 
 
+def test_hidden_states_of_nodes_next_to_a_step():
+    """Both are scored again; those of the new nodes are returned."""
+    model = build("qwen3_next")
+    scorer = prefilled(StateScorer(model, hidden_layers=(-1,)), prompts(2, 20))
+    scorer.extend(prompts(2, 1, seed=3), ROOT)
+    scorer.commit([(0,), (0,)])
+    scorer.extend(prompts(2, 1, seed=4), ROOT)
+    scores = scorer.extend(prompts(2, 2, seed=5), torch.tensor([[0, -1]] * 2))
+    with torch.no_grad():
+        torch.testing.assert_close(model.lm_head(scores.hidden_states[-1]), scores.logits)
+
+
 def test_no_memory_for_the_states_of_before_is_said(monkeypatch):
     model = build("falcon_h1")
     speculation, kept = TreeSpeculation(TokenRecycling(), tree=1), StateLayer.keep

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from helpers.slow_runs import CONTRIBUTING, HEALTHY, HEALTHY_RUNS, ONLY_BY_TRACE, SLOW_RUNS
 
+from treespec.errors import ConfigError
 from treespec.lab.diagnosis import diagnose, of_stats, of_trace
 from treespec.lab.trace import read_trace
 
@@ -82,3 +83,8 @@ def test_what_is_not_known_is_said(tmp_path, monkeypatch):
     found = diagnose(of_stats(*short))
     assert not found.causes
     assert any("decode a longer text" in text for text in found.unknown)
+
+
+def test_anything_but_a_speculation_is_refused():
+    with pytest.raises(ConfigError, match="looks at a TreeSpeculation, got int"):
+        diagnose(5)

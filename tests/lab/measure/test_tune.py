@@ -6,12 +6,12 @@ import pytest
 from helpers.tiny import prompt, tiny_llama
 
 from treespec.errors import UnsupportedModelError
-from treespec.hf.loading.named import named_drafters
 from treespec.lab.measure import tune as module
 from treespec.lab.measure.candidates import Candidate, Limits, pick
 from treespec.lab.measure.estimates import Estimate
 from treespec.lab.measure.paired import Bench
 from treespec.lab.measure.tune import Forecast, drafter_sets, tune
+from treespec.lab.named import named_drafters
 from treespec.lab.pass_times import Profile
 from treespec.lab.setting import Setting
 

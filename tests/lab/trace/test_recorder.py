@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def test_the_output_is_the_same_and_the_steps_are_the_engines(tmp_path, drafter,
     (call,) = trace.calls
     assert call.end == "complete"
     assert call.about["prompt_ids"] == ids.tolist()
-    records = [
+    records: list[Any] = [
         (n, row, *rest)
         for n, s in enumerate(speculation.steps)
         for row, *rest in zip(s.rows, s.trees, s.verdicts, s.emitted, strict=True)

@@ -1,5 +1,6 @@
 """Measured control in a simulated world: given times, given acceptance, no clock and no model."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from unittest.mock import patch
@@ -229,6 +230,15 @@ def test_limits_on_nodes_and_on_latency():
     assert set(World(Control(max_nodes=2)).run(9).sizes) <= {1, 2}
 
 
+def test_a_servers_trees_are_trimmed_to_the_latency_limit():
+    """More of the drafted nodes would pay: no step takes longer in the world whose times the control was given."""
+    control = Control(max_latency_ms=38.0, pass_ms=FLAT, is_timed=False)
+    world = World(control, level_ms=0.1, share=0.003, is_flat=True)
+    ends = [world.run(1).ms for _ in range(60)]
+    assert np.diff([0.0, *ends]).max() <= 38.0
+    assert 16 < max(world.sizes) < 24
+
+
 def test_chains_only():
     control = Control()
     world = World(control)
@@ -421,6 +431,20 @@ def test_a_long_unread_text_is_counted_over_the_steps_that_it_serves():
         server = Server((0.7, 0.1, 0.05), level_ms=2.0)
         server.announced, server.room = unread, 64
         assert all(server.drafts(40, 1)[-20:]) is is_worth_it
+    server.announced = 0  # Its time was no time of drafts, which are made again.
+    assert all(server.drafts(300, 1)[-20:])
+
+
+def test_a_servers_passes_are_timed_by_the_nodes_of_all_rows():
+    control, rng = Control(16), np.random.default_rng(0)
+    control.begin(CallFacts("drafter", is_flat=True))
+    for _ in range(200):
+        sizes = rng.integers(1, 9, 4).tolist()
+        trees = TreeBatch.from_host_trees([HostTree([0] * n, list(range(-1, n - 1)), [1.0] * n) for n in sizes])
+        control.choose(4, 0)
+        step = VerifiedStep(trees, [Verdict((0,), 9, False)] * 4, Scores(torch.zeros(0)), [[9]] * 4)
+        control.learn(step, 0.0, 100.0 + 4 * sum(sizes))
+    assert control._learned.passes.predict(np.array([8]), 4)[0] == pytest.approx(132.0, rel=0.03)
 
 
 def cut(trees):
@@ -444,7 +468,9 @@ def test_requests_that_left_since_they_were_drafted_for_leave_what_is_learned_un
 
 @pytest.mark.parametrize("is_flat", [True, False])
 def test_sampled_trees_are_left_alone(is_flat):
+    """Even of nodes that are not worth their time."""
     batch = TreeBatch(torch.tensor([[0, 1]]), torch.tensor([[-1, 0]]), torch.full((1, 2), 0.5), torch.tensor([[-1, 0]]))
+    batch = replace(batch, values=torch.tensor([[1.0, 0.01]]))
     control = Control(pass_ms={1: 1.0, 2: 9.0})
     control.begin(CallFacts("drafter", is_flat=is_flat))
     control.choose(1, 0)

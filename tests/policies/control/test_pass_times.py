@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from treespec.policies.control.pass_times import DraftTimes, PassTimes
+from treespec.policies.control.pass_times import DraftTimes, PassTimes, Times
 
 
 def ms(times, num_tokens):
@@ -66,3 +66,29 @@ def test_cold_and_flat_first_passes_leave_a_time_of_plain_ones(rows):
     for number, count in enumerate((64, 32, 64, 16, 64, 64, 1, 1)):
         times.update(rows * count, rows, 300, 500.0 if number == 0 else 25.0)
         assert times.predict(np.array([rows]), rows, 300)[0] > 0
+
+
+def total(times, feature):
+    return times.scale * times.relative((1.0, feature))
+
+
+def observed(coefficients, count):
+    regression, rng = Times((1.0, 2.0), (20.0, 20.0)), np.random.default_rng(0)
+    for _ in range(count):
+        features = 1.0, float(rng.integers(1, 9))
+        regression.add(features, float(np.dot(features, coefficients)))
+    return regression
+
+
+def test_a_regression_goes_from_the_prior_to_what_was_observed_and_is_never_negative():
+    assert observed((5.0, 0.5), 0).coefficients.tolist() == [1.0, 2.0]
+    assert total(observed((5.0, 0.5), 2000), 4.0) == pytest.approx(7.0, rel=0.03)
+    assert observed((5.0, -0.5), 500).coefficients.min() == 0.0
+
+
+def test_reading_a_long_text_does_not_count_as_drafting():
+    times = DraftTimes(0.05)
+    for _ in range(3):
+        times.update(2, 4, 1000, 1, 10.11)
+    assert times.reading(500) == pytest.approx(5.0, rel=0.05)
+    assert times.predict(np.array([2.0]), np.array([4]))[0] == pytest.approx(0.11, abs=0.01)

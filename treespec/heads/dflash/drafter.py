@@ -14,7 +14,7 @@ from treespec.heads.dflash.files import KEYS, dflash_config, dflash_keys, is_mea
 from treespec.heads.dflash.module import DFlashHead, Span
 from treespec.heads.drafting.base import HeadDrafter
 from treespec.heads.drafting.depths import After, DepthDrafts, useful_depth
-from treespec.heads.files.kinds import HeadKind, register
+from treespec.heads.files.kinds import HeadKind
 from treespec.tree import TreeBatch
 from treespec.tree.transfer import upload
 
@@ -83,14 +83,11 @@ class DFlash(HeadDrafter[DFlashHead]):
         return torch.cat([context[:, None, None].expand(-1, -1, size, -1), block], -1)
 
 
-register(
-    HeadKind(
-        names=("dflash", "dspark", "dflash2"),
-        keys=KEYS,
-        is_meant=is_meant,
-        read_config=dflash_config,
-        head=DFlashHead,
-        drafter=DFlash,
-        write_config=dflash_keys,
-    )
+KIND = HeadKind(
+    keys=KEYS,
+    is_meant=is_meant,
+    read_config=dflash_config,
+    head=DFlashHead,
+    drafter=DFlash,
+    write_config=dflash_keys,
 )

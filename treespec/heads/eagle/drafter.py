@@ -6,7 +6,7 @@ from torch import Tensor
 from treespec.heads.drafting.levels import LevelDrafter
 from treespec.heads.eagle.files import KEYS, eagle_config, eagle_keys, is_meant
 from treespec.heads.eagle.module import EagleHead
-from treespec.heads.files.kinds import HeadKind, register
+from treespec.heads.files.kinds import HeadKind
 from treespec.heads.modules.kv_cache import DraftingCache
 from treespec.protocols import Frontier
 
@@ -27,14 +27,11 @@ class Eagle(LevelDrafter[EagleHead]):
         return self.head.lm_head(states), states
 
 
-register(
-    HeadKind(
-        names=("eagle",),
-        keys=KEYS,
-        is_meant=is_meant,
-        read_config=eagle_config,
-        head=EagleHead,
-        drafter=Eagle,
-        write_config=eagle_keys,
-    )
+KIND = HeadKind(
+    keys=KEYS,
+    is_meant=is_meant,
+    read_config=eagle_config,
+    head=EagleHead,
+    drafter=Eagle,
+    write_config=eagle_keys,
 )

@@ -6,7 +6,7 @@ from torch import Tensor
 from treespec.heads.drafting.levels import LevelDrafter
 from treespec.heads.eagle3.files import KEYS, eagle3_config, eagle3_keys, is_meant
 from treespec.heads.eagle3.module import Eagle3Head, Eagle3Output
-from treespec.heads.files.kinds import HeadKind, register
+from treespec.heads.files.kinds import HeadKind
 from treespec.heads.modules.kv_cache import DraftingCache
 from treespec.protocols import Frontier
 
@@ -31,14 +31,11 @@ class Eagle3(LevelDrafter[Eagle3Head]):
         return self.head.fuse(states)
 
 
-register(
-    HeadKind(
-        names=("eagle3",),
-        keys=KEYS,
-        is_meant=is_meant,
-        read_config=eagle3_config,
-        head=Eagle3Head,
-        drafter=Eagle3,
-        write_config=eagle3_keys,
-    )
+KIND = HeadKind(
+    keys=KEYS,
+    is_meant=is_meant,
+    read_config=eagle3_config,
+    head=Eagle3Head,
+    drafter=Eagle3,
+    write_config=eagle3_keys,
 )

@@ -1,7 +1,7 @@
 """The kinds of heads on hidden states of the target, by the names that configurations use.
 
-A kind is one folder or file: its module, the reader of its files, its drafter. It calls `register`, and
-`treespec/heads/__init__.py` imports it; files, drafting and `from_config` ask the table and know no kind's name.
+A kind is one folder or file: its module, the reader of its files, its drafter, and a `HeadKind`, which `KINDS` has by
+its import path; files, drafting and `from_config` ask the table and know no kind's name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from treespec.errors import CheckpointError, ConfigError
+from treespec.errors import CheckpointError
 from treespec.heads.drafting.base import HeadDrafter
 from treespec.heads.files.config import ConfigReader
 from treespec.heads.files.keys import KindKeys
 from treespec.heads.modules.base import DraftHead
+from treespec.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,6 @@ class HeadKind:
     """One kind of head.
 
     Args:
-        names: the kind's, and those of its variants, in the speculators library and in vLLM's configurations; one of
-            them is the `algorithm` of every head's shape.
         keys: of its configurations.
         is_meant: whether a configuration and tensors without a name are of this kind; the first kind that says so is
             taken.
@@ -33,7 +32,6 @@ class HeadKind:
         write_config: the keys of a head's shape and its hidden states in the speculators library's format.
     """
 
-    names: tuple[str, ...]
     keys: KindKeys
     is_meant: Callable[[ConfigReader, Mapping[str, Tensor]], bool]
     read_config: Callable[[ConfigReader, Mapping[str, Tensor]], Any]
@@ -42,15 +40,19 @@ class HeadKind:
     write_config: Callable[[Any, Sequence[int]], dict[str, Any]]
 
 
-KINDS: dict[str, HeadKind] = {}
-"""Every name's kind, in the order in which they registered."""
-
-
-def register(kind: HeadKind) -> None:
-    """Add a kind. Raises `ConfigError`: another has one of its names."""
-    if taken := sorted(KINDS.keys() & set(kind.names)):
-        raise ConfigError(f"a kind of head is named {', '.join(taken)} already: choose another name")
-    KINDS.update(dict.fromkeys(kind.names, kind))
+KINDS: Registry[HeadKind] = Registry(
+    "kind of head",
+    {
+        "dflash": "treespec.heads.dflash.drafter:KIND",
+        "dspark": "treespec.heads.dflash.drafter:KIND",
+        "dflash2": "treespec.heads.dflash.drafter:KIND",
+        "eagle": "treespec.heads.eagle.drafter:KIND",
+        "eagle3": "treespec.heads.eagle3.drafter:KIND",  # After these: its sign, an `fc`, they may have too.
+        "peagle": "treespec.heads.peagle.drafter:KIND",
+    },
+)
+"""The kinds and their variants by their names in the speculators library and in vLLM's configurations, one of which is
+the `algorithm` of every head's shape. `KINDS.register("mine", "my_package.my_module:KIND")` adds one."""
 
 
 def kind_of_files(config: ConfigReader, tensors: Mapping[str, Tensor]) -> HeadKind:

@@ -8,7 +8,7 @@ from torch import Tensor
 from treespec.drafters.base import depth_room, single_nodes
 from treespec.heads.drafting.depths import DepthDrafts, useful_depth
 from treespec.heads.eagle3.drafter import Eagle3
-from treespec.heads.files.kinds import HeadKind, register
+from treespec.heads.files.kinds import HeadKind
 from treespec.heads.peagle.files import KEYS, is_meant, peagle_config, peagle_keys
 from treespec.heads.peagle.module import PEagleHead
 from treespec.tree import TreeBatch
@@ -51,14 +51,11 @@ class PEagle(Eagle3):
         return outputs
 
 
-register(
-    HeadKind(
-        names=("peagle",),
-        keys=KEYS,
-        is_meant=is_meant,
-        read_config=peagle_config,
-        head=PEagleHead,
-        drafter=PEagle,
-        write_config=peagle_keys,
-    )
+KIND = HeadKind(
+    keys=KEYS,
+    is_meant=is_meant,
+    read_config=peagle_config,
+    head=PEagleHead,
+    drafter=PEagle,
+    write_config=peagle_keys,
 )

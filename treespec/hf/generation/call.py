@@ -67,8 +67,6 @@ class Options:
     progress: bool = False
     trace: Watcher | None = None
     compiled: Compiled | None = None
-    drafter_names: tuple[str, ...] | None = None
-    """The names of the drafters, where a setting file gave them."""
 
     def __post_init__(self) -> None:
         seed = self.seed

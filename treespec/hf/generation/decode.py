@@ -15,6 +15,8 @@ from treespec.hf.generation.processors import BranchProcessor, path_processors
 from treespec.hf.generation.progress import watchers
 from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.generation.target import make_target
+from treespec.policies.wrapping import as_chain
+from treespec.protocols import Capability
 
 
 def run_of(call: Call, outputs: Outputs, observers: Sequence[Observer]) -> Run:
@@ -22,12 +24,10 @@ def run_of(call: Call, outputs: Outputs, observers: Sequence[Observer]) -> Run:
 
     Raises `TreespecError`: see `make_target`, `path_processors`, `Run`.
     """
-    target, drafter, processors = make_target(call), call.drafter, call.processors
-    vocab_size = target.vocab_size
-    add_ons = [outputs, *_constraints(call)]
+    target, drafter, processors = outputs.watched(make_target(call)), call.drafter, call.processors
+    vocab_size, add_ons = target.vocab_size, list(_constraints(call))
     for add_on in add_ons:
-        target, drafter = add_on.for_target(target), add_on.for_draft(drafter)
-        processors = add_on.for_paths(processors)
+        drafter, processors = add_on.for_draft(drafter), add_on.for_paths(processors)
     return Run(
         target,
         drafter,
@@ -42,12 +42,12 @@ def run_of(call: Call, outputs: Outputs, observers: Sequence[Observer]) -> Run:
             call.facts.ranks,
             getattr(target, "last_length", None),
         ),
-        policy=call.policy,
+        policy=as_chain(call.policy) if target.capability == Capability.CHAIN else call.policy,
         verification=call.verification,
         processors=path_processors(processors, call.input_ids, call.mask, vocab_size),
         is_sampling=bool(call.config.do_sample),
         seed=call.seed,
-        observers=[*add_ons, *watchers(call), *observers],
+        observers=[outputs, *add_ons, *watchers(call), *observers],
         ranks=call.facts.ranks,
     )
 

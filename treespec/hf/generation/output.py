@@ -9,9 +9,9 @@ from transformers import Cache, DynamicCache, StaticCache
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from treespec.engine.loop import Result, Run
+from treespec.engine.observer import Observer
 from treespec.engine.target_probs import TargetProbs
 from treespec.errors import TreespecWarning
-from treespec.hf.add_ons import AddOn
 from treespec.hf.cache.growing import use_dynamic_layers
 from treespec.hf.generation.call import Call
 from treespec.hf.generation.output_states import OutputStates
@@ -23,7 +23,7 @@ from treespec.tree import Path
 Output = Tensor | GenerateDecoderOnlyOutput
 
 
-class Outputs(AddOn):
+class Outputs(Observer):
     """Collects what the caller asked for in addition to the tokens: processed scores, raw logits, hidden states.
 
     Attributes:
@@ -37,7 +37,7 @@ class Outputs(AddOn):
         self.kept: dict[str, list[list[Tensor]]] = {name: [[] for _ in range(call.num_rows)] for name in names}
         self._states: OutputStates | None = None
 
-    def for_target(self, scorer: CausalScorer) -> CausalScorer:
+    def watched(self, scorer: CausalScorer) -> CausalScorer:
         """The scorer, whose hidden states are kept if they are wanted."""
         if not self._call.state_layers:
             return scorer

@@ -15,7 +15,7 @@ from treespec.engine.loop import speculate
 from treespec.engine.observer import StepRecord, StepRecords
 from treespec.engine.stats import SpeculationStats
 from treespec.errors import ConfigError
-from treespec.hf.add_ons import ADD_ONS
+from treespec.hf.add_ons import ADD_ONS, RARE
 from treespec.hf.generation.adapters import LearnedByAdapters
 from treespec.hf.generation.call import Call, Options
 from treespec.hf.generation.config_fields import check_fields, given_fields, own_stop_strings
@@ -123,7 +123,7 @@ class TreeSpeculation:
             record_steps=record_steps,
             progress=progress,
             trace=None if trace is None else ADD_ONS["trace"](trace),
-            compiled=None if compile is None or compile is False else ADD_ONS["compile"](compile),
+            compiled=None if compile is None or compile is False else RARE["compile"](compile),
         )
         self.stats, self.total_stats = SpeculationStats(), SpeculationStats()
         self.steps: list[StepRecord] = []

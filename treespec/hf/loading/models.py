@@ -1,11 +1,15 @@
 """Models and tokenizers by name: every way in which a checkpoint can be wrong ends in one clear `CheckpointError`."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
 
 from treespec.errors import CheckpointError, ConfigError
 from treespec.hf.loading.hub import hub_problem
@@ -74,3 +78,18 @@ def _failed(what: str, name: str, error: Exception | str) -> CheckpointError:
         f"cannot load {what} from {name!r}: {' '.join(str(error).split())} "
         f"(expected a hub name, or a folder with {EXPECTED[what]})"
     )
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence loading bars and advice; errors still surface."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.enable_progress_bar()
+        logging.set_verbosity(verbosity)

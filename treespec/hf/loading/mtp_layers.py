@@ -16,7 +16,7 @@ from treespec.heads.files.checkpoint import some
 from treespec.heads.mtp.files import Layout, MtpTensors
 from treespec.heads.mtp.module import MtpConfig, MtpHead, MtpLayer
 from treespec.hf.introspect import CACHE_ARGUMENTS, ModelFacts
-from treespec.hf.loading.smollm2 import quiet_transformers
+from treespec.hf.loading.models import quiet_transformers
 from treespec.hf.weights import whole_weight
 
 TYPES = ("mtp_layer_types", "mtp_layers_block_type")

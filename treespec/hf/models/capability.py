@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from treespec.errors import TreespecError, TreespecWarning, UnsupportedModelError
-from treespec.hf.add_ons import ADD_ONS
+from treespec.hf.add_ons import RARE
 from treespec.hf.attention.folded import plain_implementation
 from treespec.hf.attention.rope_lengths import RopeByLength
 from treespec.hf.cache.caches import DummyLayer
@@ -264,8 +264,8 @@ def cached_logits(
     facts: ModelFacts, ids: Int[Tensor, "B L"], capability: Capability, num_last: int
 ) -> Float[Tensor, "B num_last V"]:
     """Logits of the last tokens, scored in one pass or one by one from a state that holds the others."""
-    is_own = ADD_ONS["own states"](facts) is not None
-    scorer = ADD_ONS["state scorer"](facts) if is_own else RecurrentScorer(facts, capability=capability)
+    is_own = RARE["own states"](facts) is not None
+    scorer = RARE["state scorer"](facts) if is_own else RecurrentScorer(facts, capability=capability)
     prompt, chain = ids[:, :-num_last], ids[:, -num_last:]
     scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
     parents = torch.arange(-1, num_last - 1, device="cpu").expand(len(ids), -1)

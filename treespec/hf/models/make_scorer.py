@@ -7,7 +7,7 @@ from transformers import Cache, PreTrainedModel
 
 from treespec.checks import is_at_least
 from treespec.errors import UnsupportedModelError
-from treespec.hf.add_ons import ADD_ONS
+from treespec.hf.add_ons import RARE
 from treespec.hf.attention.rope_lengths import RopeByLength, rereading_length
 from treespec.hf.cache.caches import is_filled
 from treespec.hf.introspect import ModelFacts, is_multimodal, model_facts, uncompiled
@@ -82,11 +82,11 @@ def _for_states(
     facts: ModelFacts, detection: Detection, hidden_layers: Sequence[int], prompt: PromptInputs | None
 ) -> AnyScorer:
     """A scorer of trees where the self-check finds it right, else one that goes back to snapshots of the states."""
-    make = partial(ADD_ONS["state scorer"], facts)
+    make = partial(RARE["state scorer"], facts)
     found = check_once(facts, [(Capability.TREE, make)])
     if found.capability == Capability.TREE:
         return make(hidden_layers=hidden_layers, prompt=prompt)
-    if ADD_ONS["own states"](facts) is not None:
+    if RARE["own states"](facts) is not None:
         raise UnsupportedModelError(f"{facts.name} keeps its state outside of transformers' caches; {found.reason}")
     warn_once(facts, detection._replace(reason=f"{detection.reason}; {found.reason}"))
     return RecurrentScorer(facts, capability=detection.capability, hidden_layers=hidden_layers, prompt=prompt)

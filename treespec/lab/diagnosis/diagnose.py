@@ -74,7 +74,7 @@ def diagnose(source: TreeSpeculation | Evidence) -> Diagnosis:
     together the first one writes the trace, and all call this. Evidence of another kind: see `of_stats`, `of_trace`.
 
     Raises:
-        ConfigError: nothing was decoded yet.
+        ConfigError: not a `TreeSpeculation`, or nothing was decoded yet.
         TraceError: the trace is damaged or gone.
     """
     run = source if isinstance(source, Evidence) else evidence_of(source)

@@ -130,9 +130,11 @@ def evidence_of(speculation: TreeSpeculation) -> Evidence:
     """What a speculation decoded: its trace, where there is one, else the last call's statistics.
 
     Raises:
-        ConfigError: nothing was decoded yet.
+        ConfigError: not a `TreeSpeculation`, or nothing was decoded yet.
         TraceError: the trace is damaged or gone.
     """
+    if not isinstance(speculation, TreeSpeculation):
+        raise ConfigError(f"diagnose() looks at a TreeSpeculation, got {type(speculation).__name__}")
     call = speculation.last_call
     if call is None:
         raise ConfigError("diagnose() needs a call to look at: decode something with this object first")

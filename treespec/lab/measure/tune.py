@@ -17,10 +17,10 @@ import numpy as np
 from treespec.engine.stats import SpeculationStats
 from treespec.errors import RuleMismatchError, UnsupportedModelError
 from treespec.hf.generation.speculation import TreeSpeculation
-from treespec.hf.loading.named import LOOKUPS, SHIPPED, default_drafters, has_shipped
 from treespec.hf.machine import OtherWork, is_busy, is_quiet
 from treespec.lab.measure.candidates import NO_LIMITS, Candidate, Limits, is_faster, make_candidate, pick
 from treespec.lab.measure.paired import PLAIN, Bench, Contestant, measure_checked, ms_per_token
+from treespec.lab.named import LOOKUPS, SHIPPED, default_drafters, has_shipped
 from treespec.lab.pass_times import Profile, pass_profile
 from treespec.lab.setting import AUTO, Setting, machine_facts, model_sizes
 from treespec.lab.setting import PLAIN as PLAIN_TREE

@@ -41,8 +41,7 @@ class DraftedTree:
         for above, claim in list(zip(tree.parents, tree.confidences(), strict=True))[1:]:
             rank = num_children[above]
             num_children[above] += 1
-            if not tree.values:
-                claim = 0.5 * 0.35**rank  # A guess, where the drafter does not say.
+            claim = claim if tree.values else 0.5 * 0.35**rank  # A guess, where the drafter does not say.
             self.cells.append((rank > 0, bisect(BIN_EDGES, claim) if tree.values else -1))
             self.depths.append(self.depths[above] + 1)
             self.probs.append(self.probs[above] * known.estimate(claim, self.cells[-1:]))
@@ -60,10 +59,7 @@ class DraftedTree:
                     right.add(node)
 
     def best(self, num_nodes: int, is_full: bool) -> Float[np.ndarray, "J"]:
-        """The probabilities of the best nodes, and what a larger tree would add.
-
-        If this one is full the j-th best of n nodes is taken to be n / j as probable as the n-th.
-        """
+        """The best nodes' probabilities; past a full tree of n the j-th counts as n / j as probable as the n-th."""
         probs, found = [self.probs[node] for node in self.order[:num_nodes]], np.zeros(num_nodes)
         found[: len(probs)] = probs
         if probs and is_full:
@@ -74,8 +70,7 @@ class DraftedTree:
 class Acceptance:
     """Expected accepted tokens of trees by their number of nodes.
 
-    It keeps the mean probabilities of the first, second, ... best node of drafted trees, and how often there was one.
-    `most`: the most nodes below a root.
+    It keeps the mean probabilities of drafted trees' first to `most`-th best node, and how often there was one.
     """
 
     def __init__(self, most: int) -> None:

@@ -43,8 +43,7 @@ class CallFacts:
 class StepControl(ABC):
     """A policy that chooses at every step what is drafted, if anything; `tree="auto"` is one.
 
-    Per step: `choose`; if that says so the drafter proposes, by `current`, and `trim`; `learn`. An abstract class, as
-    drafters ask at every step whether a policy is one.
+    Per step: `choose`; if it says so a proposal by `current`, and `trim`; `learn`. No protocol: their checks are slow.
     """
 
     current: TreePolicy  # It grows this step's trees.

@@ -39,8 +39,8 @@ TIMED_DRAFT = 16
 """This draft is one size larger, that of half its number one size smaller: one size's time says little of others."""
 FEW_TOKENS = 32
 """Tokens of every row of a batch for which rows are not known to differ."""
-FIRST_WAIT, LONGEST_WAIT = 8, 256
-"""Plain steps before drafting is tried again, doubled while it does not pay."""
+FIRST_WAIT, LONGEST_WAIT, REST_SHARE = 8, 256, 8
+"""Plain steps before drafting is tried again, doubled while it does not pay; one in how many of these is repeated."""
 READING_SHARE = 0.03
 """How much of the plain steps' time may be read to try a drafter again; in a batch, of all steps to come, at all."""
 REPEATED = 3
@@ -86,8 +86,7 @@ class Control(ShowsOptions, StepControl):
         max_nodes: the most nodes of a tree, root included; None: 32, on accelerators 64.
         max_latency_ms: the longest predicted step; plain decoding where even that takes longer, or where no time is
             known: in the first step, and without `pass_ms` wherever the clock is not read.
-        is_timed: learn times from the steps served; None: unless the call samples with a seed. False makes choices
-            depend on nothing but `pass_ms` and the texts.
+        is_timed: learn times from the steps served, not by `pass_ms` alone; None: unless a call samples with a seed.
         pass_ms: measured milliseconds of the target's pass by number of nodes; None: a guess, which steps correct.
 
     Raises `ConfigError`: a number out of range, `pass_ms` without times.
@@ -101,8 +100,7 @@ class Control(ShowsOptions, StepControl):
         pass_ms: Mapping[int, float] | None = None,
     ) -> None:
         self._max_nodes = None if max_nodes is None else min(check_count("max_nodes", max_nodes), MOST_NODES)
-        self.given_max_nodes = self._max_nodes
-        self.max_latency_ms, self.pass_ms = max_latency_ms, pass_ms
+        self.given_max_nodes, self.max_latency_ms, self.pass_ms = self._max_nodes, max_latency_ms, pass_ms
         self.is_timed = None if is_timed is None else check_flag("is_timed", is_timed)
         if max_latency_ms is not None:
             check_number("max_latency_ms", max_latency_ms, lambda ms: ms > 0, "be positive")
@@ -154,6 +152,11 @@ class Control(ShowsOptions, StepControl):
             self.current, self._num_read = learned.candidates[self.choice.name], context
         return self._number != PLAIN
 
+    def rests(self, num_rows: int) -> bool:
+        """Whether the next step drafts nothing, as the last one, without a decision; if so it is chosen."""
+        is_plain = self._is_repeated and self._number == PLAIN and num_rows == self._num_rows
+        return is_plain and self._num_repeated > 0 and not self.choose(num_rows, self._context)
+
     def predict(self, ms_per_token: float = 0.0) -> tuple[ByCandidate, ByCandidate]:
         """Tokens per row and millisecond, and milliseconds, of steps like the last one.
 
@@ -165,8 +168,7 @@ class Control(ShowsOptions, StepControl):
         self._draft_ms = learned.passes.scale * np.where(learned.num_nodes > 0, drafts, 0.0)
         times = self._draft_ms[:, None] + self._pass_ms(self._num_rows * (1 + acceptance.num_nodes))
         times[1:] += ms_per_token * emitted
-        rates = np.where(learned.is_size, emitted / times, 0.0)
-        best = np.arange(len(rates)), rates.argmax(1)
+        best = np.arange(len(times)), (rates := np.where(learned.is_size, emitted / times, 0.0)).argmax(1)
         return rates[best], times[best]
 
     def _slowest(self) -> float:
@@ -185,8 +187,7 @@ class Control(ShowsOptions, StepControl):
             return PLAIN, "no room for a draft"
         if self.max_latency_ms is not None and not learned.passes.latest:
             return PLAIN, "max_latency_ms needs the time of a pass: of a step before, or as pass_ms="
-        drafting = np.where(times <= (self.max_latency_ms or np.inf), rates, 0.0)
-        drafting[PLAIN] = 0.0
+        drafting = np.where((times <= (self.max_latency_ms or np.inf)) & (learned.num_nodes > 0), rates, 0.0)
         if not drafting.any():
             self._num_repeated = REPEATED
             return PLAIN, "every draft exceeds max_nodes or is predicted to exceed max_latency_ms"
@@ -206,10 +207,12 @@ class Control(ShowsOptions, StepControl):
             is_sure = gain >= SURE_GAIN and learned.num_drafts > TIMED_DRAFT
             self._num_repeated = REPEATED if is_single and is_sure else 0
             return best, f"{gain:.2f} times plain"
-        if learned.num_plain >= max(learned.wait, reading_steps):
+        wait = max(learned.wait, int(reading_steps))
+        if learned.num_plain >= wait:
             learned.num_plain, learned.wait = 0, min(2 * learned.wait, LONGEST_WAIT)
             return best, "probed again after plain steps"
-        learned.num_plain, self._num_repeated = learned.num_plain + 1, min(REPEATED, learned.wait - learned.num_plain)
+        rest = max(REPEATED, min(wait, LONGEST_WAIT) // REST_SHARE)
+        learned.num_plain, self._num_repeated = learned.num_plain + 1, min(rest, wait - learned.num_plain)
         return PLAIN, f"the best draft is {gain:.2f} times plain"
 
     def trim(self, trees: TreeBatch) -> TreeBatch:
@@ -236,8 +239,8 @@ class Control(ShowsOptions, StepControl):
     def learn(self, step: VerifiedStep, draft_ms: float, other_ms: float | None) -> None:
         if self._is_repeated:
             return
-        learned, trees, num_rows = self._learned, self._trees, step.trees.num_rows
-        num_nodes = step.trees.num_nodes.tolist()
+        learned, trees = self._learned, self._trees
+        num_rows, num_nodes = step.trees.num_rows, step.trees.num_nodes.tolist()
         if trees:
             # A server's requests may have left since they were drafted for.
             verified = learned.acceptance.read(step.trees) if self._call.is_flat else trees

@@ -39,8 +39,7 @@ class Times:
     Args:
         prior: the coefficients before anything was observed.
         units: by how much each may well be off; such an error counts for one observation.
-        scale: the first one, which counts for two times, as the first ones of a process are slow; None: the first time
-            says it.
+        scale: the first one, which counts for two times, as a process's first are slow; None: the first time says it.
     """
 
     def __init__(self, prior: Sequence[float], units: Sequence[float], scale: float | None = None) -> None:
@@ -111,8 +110,7 @@ class PassTimes(Times):
         self.add((1.0, more, self.slope * nodes, num_rows - 1.0, num_rows * context / 1024), ms)
 
     def _more_of(self, tokens: Num[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
-        beyond = self.slope * np.maximum(tokens - self._tokens[-1], 0.0)
-        return np.interp(tokens, self._tokens, self._more) + beyond
+        return np.interp(tokens, self._tokens, self._more) + self.slope * np.maximum(tokens - self._tokens[-1], 0.0)
 
 
 class DraftTimes(Times):
@@ -123,8 +121,7 @@ class DraftTimes(Times):
 
     def __init__(self, pass_share: float = 0.0, token_share: float = 0.0) -> None:
         super().__init__((0.01, pass_share, 0.0005), (1.0, 6 * pass_share or 0.002, 0.03), 1.0)
-        # By token. Lookups read in no time, and some drafters while the target reads the prompt.
-        self._reading = deque([token_share] * 2, maxlen=3)
+        self._reading = deque([token_share] * 2, maxlen=3)  # By token. Lookups, and some drafters, read in no time.
 
     def predict(self, num_levels: Num[np.ndarray, "C"], num_nodes: Int[np.ndarray, "C"]) -> Float[np.ndarray, "C"]:
         """Drafts of this many levels and nodes, all rows' together."""

@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from treespec.checks import check_count, check_number
 from treespec.errors import ConfigError
-from treespec.policies import BestFirst, Chain, Control, as_policy, dyspec, eagle2, opt_tree
+from treespec.literature import dyspec, eagle2, opt_tree
+from treespec.policies import BestFirst, Chain, Control, as_policy
 from treespec.protocols import TreePolicy
 from treespec.registry import Registry
 from treespec.verification import get_rule

@@ -10,10 +10,10 @@ from typing import Any
 
 from treespec.checks import check_count
 from treespec.errors import ConfigError
-from treespec.hf.loading import smollm2
 from treespec.hf.loading.models import dtype_of
-from treespec.hf.loading.named import default_drafters
+from treespec.lab import smollm2
 from treespec.lab.measure.study.cells import FACTORS, PAIRED, Cell, level_of
+from treespec.lab.named import default_drafters
 
 ReadPrompts = Callable[[Path | None], Sequence[str]]
 """Users' messages from a file; None: default ones."""

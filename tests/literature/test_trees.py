@@ -1,11 +1,17 @@
 """Published policies against plain readings of their papers, over toy distributions that depend on the whole path."""
 
+import pytest
+from helpers.drafter_loop import Loop
 from helpers.grown_trees import checked, token_path
-from helpers.toy_models import TableLM, TableSource
+from helpers.toy_models import TableLM, TableSource, ToyScorer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treespec.policies import KAry, SpecExec, delayed_branching, eagle2, opt_tree
+from treespec.drafters import DraftModel
+from treespec.errors import ConfigError
+from treespec.literature import delayed_branching, dyspec, eagle2, opt_tree
+from treespec.policies import BestFirst, KAry, SpecExec
+from treespec.policies.heap import grow_best_first
 from treespec.tree import SELECTED, WITHOUT_REPLACEMENT
 
 
@@ -122,3 +128,52 @@ def test_delayed_branching_has_a_trunk():
         assert ours.tokens.equal(full.tokens)
         assert [len(tree.leaf_paths()) for tree in ours.trees] == [3, 3]
         assert policy.max_nodes == 9
+
+
+def test_a_gain_asked_for_saves_draft_passes():
+    passes = []
+    for min_gain in (0.0, 0.3):
+        source = TableSource([0], TableLM(5, scale=1.0), is_sampling=False)
+        opt_tree(20, min_gain).grow(source, 9)
+        passes.append(len(source.widths))
+    assert passes[1] < passes[0]
+
+
+def test_specexec_finds_the_best_tree_with_enough_passes():
+    """The exact best nodes, as the heap finds them, where a beam per level of that width misses some."""
+    missed = 0
+    for seed in range(10):
+        source, rows = grown(SpecExec(12, beam=2, num_passes=12), seed, 6, 4, scale=1.0)
+        _, beams = grown(BestFirst(12, SELECTED, beam=2, depth=6), seed, 6, 4, scale=1.0)
+        for root, (paths, beam) in enumerate(zip(rows, beams, strict=True)):
+            heap = grow_best_first(
+                root,
+                (root,),
+                lambda path: [(prob, child[-1], child) for child, prob in children_of(source, path)],  # noqa: B023
+                12,
+                6,
+            )
+            found = [(root,)]
+            for token, parent in zip(heap.tokens[1:], heap.parents[1:], strict=True):
+                found.append((*found[parent], token))
+            assert paths == set(found[1:])
+            missed += beam != paths
+    assert missed > 0
+
+
+def test_specexec_never_computes_a_node_twice():
+    """Passes over nodes of several depths, through a draft model whose toy cache rejects what is wrong."""
+    model = TableLM(6, seed=3)
+    scorer = ToyScorer(model)
+    loop = Loop(DraftModel(scorer), [[1, 2, 3], [4, 0]], SpecExec(14, beam=3, num_passes=6), is_sampling=False)
+    for _ in range(8):
+        loop.step(loop.propose())
+    assert max(scorer.scored.values()) == 1
+
+
+def test_dyspec_is_sampled():
+    batch = dyspec(6).grow(TableSource([0] * 50, TableLM(4)), 4)
+    assert WITHOUT_REPLACEMENT in batch.sampling_schemes
+    assert not batch.is_width_fixed
+    with pytest.raises(ConfigError, match="must be selected"):
+        dyspec(6).grow(TableSource([0], TableLM(4), num_candidates=2), 4)

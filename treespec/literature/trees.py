@@ -1,4 +1,4 @@
-"""Published trees that are settings of the policies here. All raise ConfigError for numbers out of range.
+"""Published trees that are settings of treespec's policies. All raise ConfigError for numbers out of range.
 
 The reranks of EAGLE-2 and OPT-Tree are exact for selected children only, so these have no option for sampled ones.
 """

@@ -8,15 +8,15 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from treespec.data import SHIPPED_FOR
 from treespec.drafters.lookup.warm_start import WarmStart
 from treespec.drafters.registry import DRAFTERS
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.files.fitting import shipped_head
-from treespec.hf.loading import smollm2
 from treespec.hf.loading.assistant import is_assistant
 from treespec.hf.loading.drafters import make_draft_model
 from treespec.hf.loading.heads import load_drafter
-from treespec.hf.loading.models import load_model, load_tokenizer
+from treespec.hf.loading.models import load_model, load_tokenizer, quiet_transformers
 from treespec.hf.loading.mtp import MTP
 
 LOOKUPS = ("recycling", "suffix")
@@ -27,7 +27,7 @@ SHIPPED = ("head", "warm")
 
 def has_shipped(model_name: str) -> bool:
     """Whether `SHIPPED` is for the model of that name or folder."""
-    return Path(model_name).name.lower() == smollm2.NAME.lower()
+    return Path(model_name).name.lower() == SHIPPED_FOR.lower()
 
 
 def default_drafters(model_name: str) -> tuple[str, ...]:
@@ -62,15 +62,15 @@ def _named(name: str, model: PreTrainedModel, tokenizer: Any, model_name: str, p
         return [DRAFTERS[name]()]
     if name in SHIPPED and not has_shipped(model_name):
         raise ConfigError(
-            f"the drafter {name!r} ships for {smollm2.NAME} only: give a file or a folder for your model, {model_name}"
+            f"the drafter {name!r} ships for {SHIPPED_FOR} only: give a file or a folder for your model, {model_name}"
         )
     if name == "warm":
-        return WarmStart.shipped(smollm2.NAME).drafters()
+        return WarmStart.shipped(SHIPPED_FOR).drafters()
     if Path(name).suffix == ".safetensors":
         return WarmStart.load(name).drafters()
     if name not in parts:
-        with smollm2.quiet_transformers():
-            parts[name] = _load(shipped_head(smollm2.NAME) if name == "head" else name, model, tokenizer)
+        with quiet_transformers():
+            parts[name] = _load(shipped_head(SHIPPED_FOR) if name == "head" else name, model, tokenizer)
     return [parts[name]]
 
 
