@@ -29,6 +29,19 @@ RAGGED = (PROMPT, [3, 6])
 """Prompts of two lengths, the shorter one padded on the left."""
 
 
+class FirstToken:
+    """A logits processor: the first new token, which no draft precedes, is the prompt's last."""
+
+    def __init__(self, prompts: Sequence[list[int]]) -> None:
+        self._length, self._tokens = max(map(len, prompts)) - 1, {prompt[-2]: prompt[-1] for prompt in prompts}
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] > self._length:
+            return scores
+        forced = torch.tensor([[self._tokens[token]] for token in ids[:, -1].tolist()], device=scores.device)
+        return torch.full_like(scores, -torch.inf).scatter(1, forced, 0.0)
+
+
 class Models(NamedTuple):
     target: LlamaForCausalLM
     draft: LlamaForCausalLM
@@ -142,10 +155,7 @@ def tiny_models(device: torch.device | str = "cpu") -> Models:
 
 
 def exact_distribution(model: LlamaForCausalLM, options: dict[str, Any], prompt: list[int] = PROMPT) -> np.ndarray:
-    """The joint distribution of three tokens after the first new one, float64 [512], from uncached passes.
-
-    The prompt's pass draws the first one, and drafts come after it: it is summed over.
-    """
+    """The joint distribution of the next three tokens, float64 [512], from uncached passes over every prefix."""
     processors = LogitsProcessorList()
     if "repetition_penalty" in options:
         processors.append(library.RepetitionPenaltyLogitsProcessor(options["repetition_penalty"]))
@@ -154,11 +164,11 @@ def exact_distribution(model: LlamaForCausalLM, options: dict[str, Any], prompt:
     if "min_p" in options:
         processors.append(library.MinPLogitsWarper(options["min_p"]))
     joint = enumerate_continuations(
-        uncached(model, torch.tensor(prompt, device=model.device), processors), 1 + NUM_TOKENS
+        uncached(model, torch.tensor(prompt, device=model.device), processors), NUM_TOKENS
     ).joint
     table = np.zeros((VOCAB_SIZE,) * NUM_TOKENS)
     for tokens, prob in joint.items():
-        table[tokens[1:]] += prob
+        table[tokens] = prob
     return table.ravel()
 
 
@@ -180,8 +190,8 @@ def count_batch(
 ) -> np.ndarray:
     """How often each of the 512 continuations of every prompt came in one batch, int64 [512 times the prompts]."""
     length, count = max(map(len, case.prompts)), len(case.prompts)
-    padded = torch.tensor([[0] * (length - len(prompt)) + prompt for prompt in case.prompts])
-    mask = torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in case.prompts])
+    padded = torch.tensor([[0] * (length - len(prompt)) + prompt[:-1] for prompt in case.prompts])
+    mask = torch.tensor([[0] * (length - len(prompt)) + [1] * (len(prompt) - 1) for prompt in case.prompts])
     target: Any = models.target
     torch.manual_seed(seed)
     if speculation is not None:
@@ -192,10 +202,11 @@ def count_batch(
             attention_mask=mask.repeat(num_rows // count, 1).to(target.device),
             max_new_tokens=1 + NUM_TOKENS,
             do_sample=True,
+            logits_processor=LogitsProcessorList([FirstToken(case.prompts)]),
             custom_generate=speculation,
             **case.options,
         )
-    new = torch.as_tensor(out)[:, length + 1 :].cpu().numpy()
+    new = torch.as_tensor(out)[:, length:].cpu().numpy()
     cells = new @ (VOCAB_SIZE ** np.arange(NUM_TOKENS - 1, -1, -1))
     cells += np.arange(len(cells)) % count * VOCAB_SIZE**NUM_TOKENS
     return np.bincount(cells, minlength=count * VOCAB_SIZE**NUM_TOKENS)

@@ -1,22 +1,24 @@
 """Sampled continuations through the whole engine against the target's exact distribution, by G-tests.
 
-A vocabulary of 50,000 tokens has too many continuations to count, so the caller's top-k is set to 4: after four tokens
-at most 256 are left, whose exact probabilities take 85 uncached passes. The first one, drawn without a draft, is summed
-over. A repetition penalty makes the processors depend on the path. Next to the joint distribution two of its parts are
-tested, so that a failure can be named: the drafted tokens against the distributions that are stored with them, and the
-tokens after a leaf (bonus tokens) against the target's distribution there. A p-value below 0.001 is confirmed by as
-many samples again, with other seeds.
+A vocabulary of 50,000 tokens has too many continuations to count, so the caller's top-k is set to 4: after three tokens
+at most 64 are left, whose exact probabilities take 21 uncached passes. A token before them, which the prompt's pass
+gives without a draft, is the same in all. A repetition penalty makes the processors depend on the path. Next to the
+joint distribution two of its parts are tested, so that a failure can be named: the drafted tokens against the
+distributions that are stored with them, and the tokens after a leaf (bonus tokens) against the target's distribution
+there. A p-value below 0.001 is confirmed by as many samples again, with other seeds.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from treespec.engine.stats import StepRecord
 from treespec.hf.generation.speculation import TreeSpeculation
@@ -29,13 +31,24 @@ from treespec.testing import Context, Continuations, enumerate_continuations, g_
 from treespec.tree import TreeBatch
 
 NUM_TOKENS = 3
-"""After the first one, which the prompt's pass draws; drafts come after it."""
 SUSPECT = 1e-3
 OPTIONS: dict[str, Any] = {"do_sample": True, "temperature": 1.5, "top_k": 4, "top_p": 1.0, "repetition_penalty": 1.3}
 MIN_PER_CONTEXT = 20
 PROMPT_LENGTH = 4
 """Tokens before the samples: every row of a batch pays for them."""
 FEW = 200
+
+
+class _RepeatsFirst(LogitsProcessor):
+    """The first new token, which no draft precedes, is the prompt's first one, so that drafts begin at one text."""
+
+    def __init__(self, num_prompt: int) -> None:
+        self._num_prompt = num_prompt
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[1] > self._num_prompt:
+            return scores
+        return torch.full_like(scores, -torch.inf).scatter(1, input_ids[:, :1], 0.0)
 
 
 @dataclass
@@ -54,6 +67,8 @@ class Tally:
         self.texts.update(texts)
         emitted: dict[int, Context] = {}
         for number, step in enumerate(steps):
+            if step.is_prompt:  # Its token is the same in all texts.
+                continue
             for row, tree, verdict, tokens in zip(step.rows, step.trees, step.verdicts, step.emitted, strict=True):
                 before = emitted.get(row, ())
                 path = tuple(tree.token(node) for node in verdict.path[1:])
@@ -100,7 +115,7 @@ def _test(subject: Subject, table: Continuations, speculation: TreeSpeculation) 
         if min(values.values()) >= SUSPECT:
             break
     numbers = ", ".join(f"{part} p = {value:.2g}" for part, value in values.items())
-    numbers = f"{tally.texts.total()} continuations of {1 + NUM_TOKENS} tokens, {len(table.joint)} possible: {numbers}"
+    numbers = f"{tally.texts.total()} continuations of {NUM_TOKENS} tokens, {len(table.joint)} possible: {numbers}"
     if min(values.values()) < SUSPECT:
         return FAILED, f"{cause(values, tally)} ({numbers})"
     if tally.texts.total() < FEW:
@@ -115,7 +130,7 @@ def _draw(subject: Subject, speculation: TreeSpeculation, seed: int) -> Tally:
     has_time = True
     while tally.texts.total() < subject.num_samples and has_time:
         speculation.options = replace(speculation.options, seed=seed + batch, record_steps=True)
-        new = _generate(subject, num_rows, speculation)[:, -1 - NUM_TOKENS :].tolist()
+        new = _generate(subject, num_rows, speculation)[:, -NUM_TOKENS:].tolist()
         tally.add([tuple(row) for row in new], speculation.steps)
         batch += 1
         spent = (perf_counter() - start) / subject.seconds
@@ -125,9 +140,11 @@ def _draw(subject: Subject, speculation: TreeSpeculation, seed: int) -> Tally:
 
 
 def _generate(subject: Subject, num_rows: int, speculation: Any) -> Tensor:
-    inputs = subject.inputs(subject.prompts[-1][:PROMPT_LENGTH], num_rows)
+    prompt = subject.prompts[-1][:PROMPT_LENGTH]
+    inputs = subject.inputs(prompt, num_rows)
     lengths = {"min_new_tokens": 1 + NUM_TOKENS, "max_new_tokens": 1 + NUM_TOKENS, "pad_token_id": 0}
-    return subject.model.generate(**inputs, **lengths, **OPTIONS, custom_generate=speculation)
+    forced = LogitsProcessorList([_RepeatsFirst(len(prompt))])
+    return subject.model.generate(**inputs, **lengths, **OPTIONS, logits_processor=forced, custom_generate=speculation)
 
 
 def _table(subject: Subject) -> Continuations:
@@ -139,12 +156,13 @@ def _table(subject: Subject) -> Continuations:
         return input_ids
 
     ids = _generate(subject, 1, catch)
-    return enumerate_continuations(uncached(subject.model, ids[0], caught[0]), 1 + NUM_TOKENS)
+    context = torch.cat([ids[0], ids[0, :1]])
+    return enumerate_continuations(uncached(subject.model, context, caught[0]), NUM_TOKENS)
 
 
 def p_values(tally: Tally, table: Continuations) -> dict[str, float]:
     """By part: joint, and drafts and bonus tokens where there are any."""
-    values = {"joint": g_test(*map(_without_first, (tally.texts, table.joint)))}
+    values = {"joint": g_test(tally.texts, table.joint)}
     if isinstance(tally.expected, Tensor):
         expected = (tally.expected / tally.expected.sum()).tolist()
         values["drafts"] = g_test(Counter(tally.drafted), dict(enumerate(expected)))
@@ -158,14 +176,6 @@ def p_values(tally: Tally, table: Continuations) -> dict[str, float]:
         bonus = {cell: count for cell, count in tally.bonus.items() if cell[0] in groups}
         values["bonus tokens"] = g_test(bonus, probs, len(groups))
     return values
-
-
-def _without_first(counts: Mapping[Context, float]) -> Counter[Context]:
-    """Counts, or probabilities, of what follows the first token, whichever that is."""
-    found = Counter[Context]()
-    for text, count in counts.items():
-        found[text[1:]] += count  # pyright: ignore[reportArgumentType]
-    return found
 
 
 def cause(values: dict[str, float], tally: Tally) -> str:
