@@ -39,16 +39,19 @@ PROMPT_LENGTH = 4
 FEW = 200
 
 
-class _RepeatsFirst(LogitsProcessor):
-    """The first new token, which no draft precedes, is the prompt's first one, so that drafts begin at one text."""
+@dataclass(frozen=True)
+class _Forced(LogitsProcessor):
+    """The first new token, which no draft precedes, is given, so that drafts begin at one text."""
 
-    def __init__(self, num_prompt: int) -> None:
-        self._num_prompt = num_prompt
+    num_prompt: int
+    token: int
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if input_ids.shape[1] > self._num_prompt:
+        if input_ids.shape[1] > self.num_prompt:
             return scores
-        return torch.full_like(scores, -torch.inf).scatter(1, input_ids[:, :1], 0.0)
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self.token] = 0.0
+        return forced
 
 
 @dataclass
@@ -140,10 +143,10 @@ def _draw(subject: Subject, speculation: TreeSpeculation, seed: int) -> Tally:
 
 
 def _generate(subject: Subject, num_rows: int, speculation: Any) -> Tensor:
-    prompt = subject.prompts[-1][:PROMPT_LENGTH]
-    inputs = subject.inputs(prompt, num_rows)
+    context = _context(subject)
+    inputs = subject.inputs(context[:-1], num_rows)
     lengths = {"min_new_tokens": 1 + NUM_TOKENS, "max_new_tokens": 1 + NUM_TOKENS, "pad_token_id": 0}
-    forced = LogitsProcessorList([_RepeatsFirst(len(prompt))])
+    forced = LogitsProcessorList([_Forced(len(context) - 1, int(context[-1]))])
     return subject.model.generate(**inputs, **lengths, **OPTIONS, logits_processor=forced, custom_generate=speculation)
 
 
@@ -155,9 +158,14 @@ def _table(subject: Subject) -> Continuations:
         caught.append(logits_processor)
         return input_ids
 
-    ids = _generate(subject, 1, catch)
-    context = torch.cat([ids[0], ids[0, :1]])
-    return enumerate_continuations(uncached(subject.model, context, caught[0]), NUM_TOKENS)
+    _generate(subject, 1, catch)
+    return enumerate_continuations(uncached(subject.model, _context(subject), caught[0]), NUM_TOKENS)
+
+
+def _context(subject: Subject) -> Tensor:
+    """What the counted tokens follow, int64 [P]: the prompt and the token that is forced behind it."""
+    context = subject.prompts[-1][:PROMPT_LENGTH]
+    return context if len(context) > 1 else context.repeat(2)
 
 
 def p_values(tally: Tally, table: Continuations) -> dict[str, float]:
