@@ -236,7 +236,7 @@ SLOW_RUNS = {
     "draft too expensive": replace(HEALTHY, draft=guess(level_ms=12.0)),
     "acceptance low": replace(HEALTHY, draft=guess(accuracy=(0.08,))),
     "drafts too deep": replace(HEALTHY, draft=guess(accuracy=(0.9, 0.9, 0.05), level_ms=2.0), tree=treespec.Chain(12)),
-    "a drafter that is hardly ever right": replace(HEALTHY, draft=lambda m, c: Useless(Guesser(m, c), 36)),
+    "a drafter that is hardly ever right": replace(HEALTHY, draft=lambda m, c: Useless(Guesser(m, c), 28)),
     "tree too large": replace(HEALTHY, tree=treespec.BestFirst(60, depth=4)),
     "batch too large": replace(HEALTHY, num_rows=8),
     "host work": replace(HEALTHY, on_token_ms=15.0),

@@ -101,7 +101,7 @@ def test_a_cut_last_line_is_left_out(whole, tmp_path):
         (lambda data: b"\x89PNG\xff\xfe", "not UTF-8"),
         (lambda data: b"hello\n", "line 1"),
         (lambda data: b"[1]\n", "not a JSON object"),
-        (lambda data: data.replace(b"treespec-trace-1", b"treespec-trace-9"), "another format"),
+        (lambda data: data.replace(b"treespec-trace-2", b"treespec-trace-9"), "another format"),
         (lambda data: data.split(b"\n", 1)[1], "begins with 'step'"),
         (lambda data: data.replace(b'"tokens":', b'"tokenz":'), "lacks tokens"),
         (lambda data: data.replace(b'"parents":[-1', b'"parents":[5', 1), "line 2"),

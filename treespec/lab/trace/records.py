@@ -10,7 +10,7 @@ from torch import Tensor
 from treespec.errors import TraceError
 from treespec.tree import TokenTree, Verdict
 
-FORMAT = "treespec-trace-1"
+FORMAT = "treespec-trace-2"
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,14 @@ class Replay:
 
     verdicts: list[Verdict]
     num_nodes: list[int]
+    num_prompts: int = 0
+    """How many of them a prompt's pass decided, without a draft."""
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Accepted draft tokens per step and row, plus one."""
-        return 1 + sum(verdict.num_accepted for verdict in self.verdicts) / max(len(self.verdicts), 1)
+        """Accepted draft tokens per later step and row, plus one."""
+        num_drafts = max(len(self.verdicts) - self.num_prompts, 1)
+        return 1 + sum(verdict.num_accepted for verdict in self.verdicts) / num_drafts
 
 
 def replay(
@@ -64,14 +67,15 @@ def replay(
     for name, bound in {"max_depth": max_depth, "max_children": max_children, "max_nodes": max_nodes}.items():
         if bound is not None and (type(bound) is not int or bound < 0):
             raise ConfigError(f"{name} must be None or an int of 0 or more, got {bound!r}")
-    verdicts, sizes = [], []
+    verdicts, sizes, num_prompts = [], [], 0
     for call in trace.calls:
         for _, group in groupby(call.steps, key=lambda step: step.step):
             rows = list(group)
             target, kept = _load(trace, rows, (max_depth, max_children, max_nodes))
             verdicts += _verify(rows, target, kept, rule)
             sizes += map(len, kept)
-    return Replay(verdicts, sizes)
+            num_prompts += len(rows) * (rows[0].step == 0)
+    return Replay(verdicts, sizes, num_prompts)
 
 
 def _load(
