@@ -49,9 +49,9 @@ def test_rows_are_kept_and_resumed(tmp_path, monkeypatch):
 
 def test_batches_and_rules_that_do_not_fit(tmp_path):
     cells = [replace(cell, batch=2) for cell in (PLAIN, TREE, replace(TREE, rule="block"))]
-    study = replace(study_of(*cells), new_tokens=12)
+    study = replace(study_of(*cells), new_tokens=24)
     rows = run_study(study, tmp_path, load, encode, advance=lambda done: None)
-    assert [row["num_tokens"] for row in rows[:2]] == [24, 24]
+    assert [row["num_tokens"] for row in rows[:2]] == [48, 48]
     assert "block" in rows[2]["refused"]
     assert rows[2]["seconds"] is None
     found = compare(rows, FACTORS, ("prompt",), lambda levels: asdict(study_of().baseline_of(Cell(**levels))))
