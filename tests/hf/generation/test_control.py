@@ -23,14 +23,16 @@ OPTIONS = {"max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0}
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_greedy_equals_plain_and_says_why(target, draft, num_rows):
+def test_greedy_equals_plain_and_says_why(target, draft, num_rows, monkeypatch):
+    monkeypatch.setattr(DraftModel, "num_weights", 1)  # As far smaller than the target as drafts are.
     ids = prompt(num_rows)
     control = Control(max_nodes=8, pass_ms=CHEAP, is_timed=False)
     for drafter in (draft, [TokenRecycling(), SuffixLookup()]):
         speculation = treespec.TreeSpeculation(drafter, tree=control, record_steps=True)
         identical(target, ids, speculation, times=2, **OPTIONS)
         assert speculation.stats.num_accepted_tokens > 0
-        choices = [step.choice for step in speculation.steps]
+        first, *choices = [step.choice for step in speculation.steps]
+        assert first is None, "nothing precedes the first token"
         assert sum(speculation.stats.choices.values()) == len(choices) == speculation.stats.num_target_passes
         assert all(choice.name in choice.tokens_per_second and choice.reason for choice in choices)
         assert max(tree.num_nodes for step in speculation.steps for tree in step.trees) <= 8

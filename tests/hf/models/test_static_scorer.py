@@ -50,7 +50,7 @@ def test_static_passes_draft_the_same_trees(target, draft, widths, inputs, tree,
     got = run(target, drafter, inputs, tree, **options)
     assert got == expected
     assert got[2] > 0
-    assert widths[:2] == [14, 13], "the prompt, and what the draft model caches of it"
+    assert widths[0] == 13, "the prompt"
     assert set(widths[1:]) <= {1, 2, 4, 8}
 
 

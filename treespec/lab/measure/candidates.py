@@ -64,7 +64,7 @@ def make_candidate(way: Setting, runs: Runs, stats: Sequence[SpeculationStats], 
         log_speeds=logs,
         ms_per_token=median(map(ms_per_token, runs[way.name].values())),
         tokens_per_pass=median(map(tokens_per_pass, runs[way.name].values())),
-        step_ms=1e3 * seconds / sum(one.num_target_passes for one in stats),
+        step_ms=1e3 * seconds / max(sum(one.num_target_passes for one in stats), 1),
         is_right=is_right,
     )
 
