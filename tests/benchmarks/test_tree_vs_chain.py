@@ -120,9 +120,9 @@ def test_replay_accepts_what_the_engine_accepts(pair, text, drafter, shape):
     recorded.is_text_enough = POLICIES[shape].is_fixed and drafter == "draft model"
     stats = replay(target, make(recorded), policy, text, num_new=24)
     emitted = [len(step.emitted[0]) for step in speculation.steps]
-    num_drafts = next(n for n in range(len(emitted) + 1) if sum(emitted[:n]) >= 24)
-    assert stats.num_drafts == num_drafts
-    assert stats.num_accepted_tokens == sum(emitted[:num_drafts]) - num_drafts
+    num_steps = next(n for n in range(len(emitted) + 1) if sum(emitted[:n]) >= 24)
+    assert stats.num_drafts == num_steps - 1, "the prompt's pass has none"
+    assert stats.num_accepted_tokens == sum(emitted[:num_steps]) - num_steps
     assert stats.num_accepted_tokens > 3
     assert (recorded.num_scored == 0) == recorded.is_text_enough
 

@@ -112,7 +112,7 @@ def test_what_speculation_leaves_to_plain_decoding(served, monkeypatch):
     assert texts == [served[2](24)] * 2
     for body in (answer, chunks[-1]):
         found = body.metrics["speculative_decoding"]
-        assert (found["num_spec_steps"], found["num_draft_tokens"]) == (24, 0)
+        assert (found["num_spec_steps"], found["num_draft_tokens"]) == (23, 0)
 
 
 def test_requests_at_once_and_of_other_settings(served):

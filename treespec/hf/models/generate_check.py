@@ -158,11 +158,12 @@ def _scored(
     # A model that decodes long texts plainly decodes others by chains.
     longest_text = None if capability == Capability.PLAIN else 0
     scorer = make_scorer(facts, prompt=prompt, longest_text=longest_text)
-    logits = [scorer.prefill(prompt.ids, mask).logits]
+    device = prompt.ids.device  # A spread model reads prompts on the CPU.
+    logits = [scorer.prefill(prompt.ids, mask).logits.to(device)]
     width = 1 if scorer.capability == Capability.PLAIN else tokens.shape[1] // 2
     for part in tokens.split(width, dim=1):
         nodes, parents, path = _with_siblings(part, facts) if scorer.capability == Capability.TREE else _chain(part)
-        logits.append(scorer.extend(nodes, parents).logits[:, path])
+        logits.append(scorer.extend(nodes, parents).logits[:, path].to(device))
         scorer.commit([path] * len(part))
     return torch.cat(logits, dim=1)
 
