@@ -58,5 +58,6 @@ def test_a_chain_in_its_stead_is_truncated_alike():
     assert (short.num_tokens, short.policy.k) == (7, 5)
     assert is_chain(short)
     assert not is_chain(Truncated(KAry((2, 2))))
+    assert Truncated(KAry((2, 2))).max_nodes == 7
     chain = Truncated(Chain(9), 7)
     assert as_chain(chain).policy is chain.policy

@@ -59,6 +59,12 @@ def test_two_children_have_the_distribution_of_their_scheme() -> None:
         assert counted == pairs
 
 
+@pytest.mark.parametrize(("branching", "num_nodes"), [((1, 1, 1), 4), ((2, 2), 7), ((3, 1, 1), 10)])
+def test_kary_shapes(branching: tuple[int, ...], num_nodes: int) -> None:
+    ((_, tree),) = enumerate_traces(ToyDrafter(SELECTED, FixedShape.kary(*branching), (EXACT,)))
+    assert tree.num_nodes == num_nodes
+
+
 def test_adaptive_shapes_adapt() -> None:
     for shape, is_fixed in ((AdaptiveDepth(), True), (AdaptiveWidth(), False)):
         trees = [tree for _, tree in enumerate_traces(ToyDrafter(IID, shape, (EXACT,)))]

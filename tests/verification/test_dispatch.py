@@ -202,8 +202,9 @@ def test_accelerators_are_left_alone(two_threads):
         assert torch.get_num_threads() == 2
 
 
-def test_padding_is_not_read() -> None:
+@pytest.mark.parametrize("padding", [torch.nan, torch.inf, 7.0, -1.0])
+def test_padding_is_not_read(padding: float) -> None:
     trees = TreeBatch.from_trees([IID.trees[0], TokenTree(torch.tensor([0]), torch.tensor([-1]))])
     target_probs = uniform(2, 3, 3)
-    target_probs[1, 1:] = torch.nan
+    target_probs[1, 1:] = padding
     assert [verdict.path for verdict in verify(trees, target_probs)][1] == (0,)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from helpers.small_trees import DISTRIBUTIONS, IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
+from helpers.small_trees import DISTRIBUTIONS, IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, pair
 from helpers.tiny import tiny_llama
 from helpers.toy_rule import ToyRule
 from torch import Tensor
@@ -45,6 +45,14 @@ def test_chain_rules_refuse_branches_and_name_those_that_can(name: str, trees: T
         resolve(name, True, trees)
     assert name not in supporting_rules(trees)
     assert all(rule in str(caught.value) for rule in supporting_rules(trees))
+
+
+@pytest.mark.parametrize(
+    "trees", [SELECTED, IID, MIXED, WITHOUT_REPLACEMENT, CHAIN, pair([0, 0], is_width_fixed=False)]
+)
+def test_the_tree_rules_support_everything(trees: TreeBatch) -> None:
+    assert {"target_walk", "recursive", "traversal"} <= set(supporting_rules(trees))
+    assert all(RULES[name].is_lossless for name in supporting_rules(trees))
 
 
 def test_auto() -> None:

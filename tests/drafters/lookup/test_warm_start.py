@@ -72,6 +72,8 @@ def test_a_warm_table_drafts_at_once_and_goes_on_learning():
     loop.step(batch, torch.randn(1, 4, VOCAB, generator=torch.Generator().manual_seed(0)))
     assert not torch.equal(drafter.table, table.candidates)
     assert torch.equal(table.candidates, random_table().candidates), "the given table stays as it is"
+    with pytest.raises(VocabularyMismatchError, match="7 tokens and the model has 9"):
+        Loop(drafter, [[1]], BestFirst(4), vocab_size=9)
 
 
 def test_recycling_is_saved_and_loaded(tmp_path):

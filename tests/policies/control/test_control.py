@@ -455,9 +455,10 @@ def cut(trees):
     return control, control.trim(TreeBatch.from_host_trees(trees))
 
 
-def test_values_that_rise_along_a_path_keep_it_whole():
-    _, kept = cut([HostTree([0, 1, 2, 3], [-1, 0, 1, 2], [1.0, 0.3, 0.9, 0.9])])
-    assert kept.trees[0].parent_list == list(range(-1, kept.trees[0].num_nodes - 1))
+@pytest.mark.parametrize(("value", "num_nodes"), [(0.3, 4), (0.05, 1)])
+def test_values_that_rise_along_a_path_keep_it_whole(value, num_nodes):
+    _, kept = cut([HostTree([0, 1, 2, 3], [-1, 0, 1, 2], [1.0, value, 0.9, 0.9])])
+    assert kept.trees[0].parent_list == list(range(-1, num_nodes - 1))
 
 
 def test_requests_that_left_since_they_were_drafted_for_leave_what_is_learned_unchanged():
@@ -475,3 +476,12 @@ def test_sampled_trees_are_left_alone(is_flat):
     control.begin(CallFacts("drafter", is_flat=is_flat))
     control.choose(1, 0)
     assert control.trim(batch) is batch
+
+
+def test_selected_trees_are_cut_by_their_values_and_left_alone_without_any():
+    batch = TreeBatch(torch.tensor([[0, 1]]), torch.tensor([[-1, 0]]), values=torch.tensor([[1.0, 0.01]]))
+    for trees, num_nodes in ((batch, 1), (replace(batch, values=None), 2)):
+        control = Control(pass_ms={1: 1.0, 2: 9.0})
+        control.begin(CallFacts("drafter", is_flat=True))
+        control.choose(1, 0)
+        assert control.trim(trees).max_nodes == num_nodes
