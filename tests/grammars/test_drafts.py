@@ -30,14 +30,15 @@ def test_drafters_that_were_not_asked_go_on(target, draft, policy):
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize(("tree", "num_forced"), [(8, 7), (Chain(3), 3)], ids=["tree", "chain"])
 def test_what_is_forced_costs_no_draft_pass(target, draft, do_sample, tree, num_forced):
-    """30 tokens and the end of text: each step takes as many as the tree has nodes, and the last one ends the row."""
+    """30 tokens and the end of text: after the first each step takes as many as the tree has nodes."""
     options = {"max_new_tokens": 40, "eos_token_id": 1, "do_sample": do_sample}
     processor, inputs = GrammarProcessor(Spelled()), {"input_ids": prompt(2)}
     drafter = DraftModel(make_scorer(draft))
     drafter.expand = None  # It would fail.
     speculation = TreeSpeculation(drafter, tree=tree, record_steps=True)
     assert check_constrained(target, inputs, processor, speculation, **options).shape == (2, 12 + 31)
-    assert [len(step.emitted[0]) for step in speculation.steps[:-1]] == [num_forced + 1] * (31 // (num_forced + 1))
+    first, *emitted = [len(step.emitted[0]) for step in speculation.steps[:-1]]
+    assert (first, emitted) == (1, [num_forced + 1] * (30 // (num_forced + 1)))
 
 
 class FirstRowSpelled:
@@ -57,7 +58,7 @@ def test_one_row_is_forced_among_others(target, draft, do_sample):
         speculation = TreeSpeculation(drafter, tree=8, record_steps=True, seed=0)
         out = target.generate(**inputs, **options, do_sample=do_sample, custom_generate=speculation)
         first = [step.emitted[step.rows.index(0)] for step in speculation.steps if 0 in step.rows]
-        assert list(map(len, first[:2])) == [8, 8]
+        assert list(map(len, first[:3])) == [1, 8, 8]
         assert torch.equal(out[0, 12:32], plain[0, 12:32])
         assert do_sample or torch.equal(out, plain)
 

@@ -108,8 +108,8 @@ def test_output_is_that_of_generate(model, always_plain, do_sample):
             assert out.equal(expected)
         rows = [row.tolist() for row in expected[:, 9:]]
         emitted = sum(row.index(7) + 1 if 7 in row else len(row) for row in rows)
-        assert speculation.stats.num_emitted_tokens == speculation.stats.num_drafts == emitted
-        assert speculation.stats.num_target_passes == len(rows[0])
+        assert speculation.stats.num_emitted_tokens == speculation.stats.num_drafts + len(rows) == emitted
+        assert speculation.stats.num_target_passes == len(rows[0]) - 1
         assert speculation.stats.seconds["prefill"] > 0
         assert "1.00 per pass" in str(speculation)
         if do_sample:  # It measures the model's passes.
@@ -135,7 +135,7 @@ def test_streams_are_those_of_generate(model, always_plain):
             found = treespec.generate(model, inputs, speculation, streamer=got, max_new_tokens=12, do_sample=False)
             assert found.equal(out)
         assert (got.tokens, got.num_ends) == (tokens, 1)
-    assert speculation.stats.choices == {"plain": len(out[0]) - 9}
+    assert speculation.stats.choices == {"plain": len(out[0]) - 9 - 1}
     speculation.restore()
 
 
@@ -149,7 +149,7 @@ def test_stop_strings_end_where_generate_ends(always_plain):
     expected = model.generate(**options, tokenizer=tokenizer, stop_strings=strings)
     assert len(expected[0]) < 9 + 16
     assert treespec.generate(model, speculation=speculation, stop_strings=strings, **options).equal(expected)
-    assert speculation.stats.choices == {"plain": len(expected[0]) - 9}
+    assert speculation.stats.choices == {"plain": len(expected[0]) - 9 - 1}
     treespec.generate(model, left_padded([9, 4]), speculation, stop_strings=strings, max_new_tokens=6, do_sample=False)
     assert speculation.stats.seconds["verify"] > 0
     speculation.restore()

@@ -23,9 +23,10 @@ def test_rounds_played_along_texts_are_what_the_saved_drafter_does(trained, targ
     evaluated = trained.objective.evaluate(batch)
     drafter = load(trained, target)
     for row, text in enumerate(written.tokens.split(LENGTH)):
-        accepted = play_rounds(evaluated.ranks[row, 2:], evaluated.is_evaluated[row, 2:])
+        # The prompt's pass decides the first token; drafts follow it.
+        accepted = play_rounds(evaluated.ranks[row, 3:], evaluated.is_evaluated[row, 3:])
         speculation = treespec.TreeSpeculation(drafter, tree=Chain(3))
-        new = sum(accepted) + len(accepted)
+        new = 1 + sum(accepted) + len(accepted)
         target.generate(text[None, :3], max_new_tokens=new, do_sample=False, custom_generate=speculation)
         assert speculation.stats.acceptance_histogram == Counter(accepted)
 

@@ -111,7 +111,7 @@ def test_a_rule_is_one_new_file_and_the_line_that_registers_it(registered, rule)
     tiny_llama().generate(
         torch.tensor([[5, 9, 2, 7]]), max_new_tokens=6, do_sample=True, eos_token_id=None, custom_generate=speculation
     )
-    assert speculation.stats.num_emitted_tokens == speculation.stats.num_target_passes == 6
+    assert (speculation.stats.num_emitted_tokens, speculation.stats.num_target_passes) == (6, 5)
 
 
 def test_a_rule_that_is_not_registered_is_unknown() -> None:

@@ -180,7 +180,9 @@ class Run:
             if not is_prompt:
                 self.target.commit([v.path[: len(tokens)] for v, tokens in zip(verdicts, emitted, strict=True)])
             verified = VerifiedStep(trees, verdicts, scores, emitted)
-            self.update(verified)
+            self.drafter.update(verified)
+            if self.learner is not None and not is_prompt:
+                self.learner.update(verified)
         self.record(verified, before, is_prompt)
         self.leave(finished)
 
@@ -283,12 +285,6 @@ class Run:
             emitted.append(tokens)
             finished.append(num_kept is not None)
         return emitted, finished
-
-    def update(self, step: VerifiedStep) -> None:
-        """Update the drafter, and the policy if it learns."""
-        self.drafter.update(step)
-        if self.learner is not None:
-            self.learner.update(step)
 
     def record(self, verified: VerifiedStep, before: dict[str, float], is_prompt: bool) -> None:
         """Show the step and its times to the control, which chose what was drafted, and to the observers."""

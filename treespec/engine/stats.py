@@ -112,8 +112,8 @@ class SpeculationStats(Observer):
 
     def record_first(self, emitted: Sequence[Sequence[int]]) -> None:
         """Count what a prompt's pass gave."""
-        self.num_first_tokens += sum(map(len, emitted))
-        self.num_emitted_tokens += sum(map(len, emitted))
+        self.num_first_tokens += len(emitted)
+        self.num_emitted_tokens += len(emitted)
 
     def record(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], emitted: Sequence[Sequence[int]]) -> None:
         """Count one target pass over `trees` and its verdicts."""

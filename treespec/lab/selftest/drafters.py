@@ -92,7 +92,7 @@ class TableDrafter(_Static):
 
     def expand(self, frontier: Frontier) -> Proposal:
         history = self._session.history
-        # The table begins behind the first new token, which is the same in all texts.
+        # The table begins after the first new token, which is the same in all texts.
         before = [tuple(history.row(row)[self._start + 1 :].tolist()) for row in range(history.num_rows)]
         rows = [
             torch.stack([self._row((*emitted, *(path or ()))) for path in paths])

@@ -163,7 +163,7 @@ def _table(subject: Subject) -> Continuations:
 
 
 def _context(subject: Subject) -> Tensor:
-    """What the counted tokens follow, int64 [P]: the prompt and the token that is forced behind it."""
+    """What the counted tokens follow, int64 [P]: the prompt and the token that is forced after it."""
     context = subject.prompts[-1][:PROMPT_LENGTH]
     return context if len(context) > 1 else context.repeat(2)
 
