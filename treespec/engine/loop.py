@@ -265,11 +265,9 @@ class Run:
 
     def emit(self, verdicts: Sequence[Verdict], probs: TargetProbs) -> tuple[list[list[int]], list[bool]]:
         """Append the accepted tokens and the next token of every row, cut where generation stops."""
-        emitted = []
-        finished = []
+        emitted, finished = list[list[int]](), list[bool]()
         for index, verdict in enumerate(verdicts):
-            row = self.rows[index]
-            tree = probs.trees.trees[index]
+            row, tree = self.rows[index], probs.trees.trees[index]
             tokens = [tree.token(node) for node in verdict.path[1:]] + [verdict.next_token]
             tokens = tokens[: self._room(index)]
             for observer in self.watching:

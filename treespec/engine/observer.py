@@ -36,8 +36,7 @@ class VerifiedTrees:
 class StepRecord:
     """One verified step, on the host: `rows` are the caller's batch rows, `seconds` the step's time by phase.
 
-    `choice`: what `tree="auto"` chose and why, None with another policy. `is_prompt`: the first step, whose tokens the
-    prompt's pass decided, after trees of the root alone.
+    `choice`: what `tree="auto"` chose and why, None with another policy. `is_prompt`: by the prompt's pass, the first.
     """
 
     rows: list[int]

@@ -102,18 +102,14 @@ class SpeculationStats(Observer):
 
     def on_step(self, step: StepRecord) -> None:
         if step.is_prompt:
-            self.record_first(step.emitted)
+            self.num_first_tokens += len(step.rows)
+            self.num_emitted_tokens += len(step.rows)
         else:
             self.record(step.trees, step.verdicts, step.emitted)
         for phase, seconds in step.seconds.items():
             self.seconds["prefill" if step.is_prompt else phase] += seconds
         if step.choice is not None:
             self.choices[step.choice.name] += 1
-
-    def record_first(self, emitted: Sequence[Sequence[int]]) -> None:
-        """Count what a prompt's pass gave."""
-        self.num_first_tokens += len(emitted)
-        self.num_emitted_tokens += len(emitted)
 
     def record(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict], emitted: Sequence[Sequence[int]]) -> None:
         """Count one target pass over `trees` and its verdicts."""

@@ -167,7 +167,8 @@ def of_trace(trace: Trace) -> Evidence:
             if number:
                 stats.record([s.tree() for s in rows], [s.verdict for s in rows], [s.emitted for s in rows])
             else:
-                stats.record_first([s.emitted for s in rows])
+                stats.num_first_tokens += len(rows)
+                stats.num_emitted_tokens += len(rows)
             sums.num_waits += rows[0].waits
             for phase, seconds in rows[0].seconds.items():  # Times are the batch's.
                 (stats.seconds if phase in PHASES else sums.seconds)[phase] += seconds
