@@ -83,6 +83,10 @@ def test_what_is_not_known_is_said(tmp_path, monkeypatch):
     found = diagnose(of_stats(*short))
     assert not found.causes
     assert any("decode a longer text" in text for text in found.unknown)
+    first = type(HEALTHY)(num_new=1).decode(tmp_path / "short" / "first.jsonl", monkeypatch)
+    for evidence in (of_stats(*first), of_trace(read_trace(tmp_path / "short" / "first.jsonl"))):
+        with pytest.raises(ConfigError, match="prompt's pass gave all"):
+            diagnose(evidence)
 
 
 def test_anything_but_a_speculation_is_refused():

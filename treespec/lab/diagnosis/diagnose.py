@@ -74,10 +74,12 @@ def diagnose(source: TreeSpeculation | Evidence) -> Diagnosis:
     together the first one writes the trace, and all call this. Evidence of another kind: see `of_stats`, `of_trace`.
 
     Raises:
-        ConfigError: not a `TreeSpeculation`, or nothing was decoded yet.
+        ConfigError: not a `TreeSpeculation`, or nothing was decoded yet, or no more than the first token.
         TraceError: the trace is damaged or gone.
     """
     run = source if isinstance(source, Evidence) else evidence_of(source)
+    if not run.num_steps:
+        raise ConfigError("diagnose() needs a step with a draft: the prompt's pass gave all that was decoded")
     case = Case.of(run)
     ms = {phase: run.ms(phase) for phase in (*PHASES, "other")}
     total = sum(ms.values())

@@ -171,7 +171,10 @@ def of_trace(trace: Trace) -> Evidence:
                 stats.num_emitted_tokens += len(rows)
             sums.num_waits += rows[0].waits
             for phase, seconds in rows[0].seconds.items():  # Times are the batch's.
-                (stats.seconds if phase in PHASES else sums.seconds)[phase] += seconds
+                if phase in PHASES:
+                    stats.seconds[phase if number else "prefill"] += seconds
+                else:
+                    sums.seconds[phase] += seconds
             for step in rows:
                 sums.add(step)
     return found

@@ -42,8 +42,8 @@ class TracedStep:
             rejected in turn: one minus their probabilities where they were selected. None at a leaf.
         emitted: the tokens that the text grew by, cut where generation stopped.
         pieces: the text that each emitted token added; empty without a tokenizer.
-        seconds: by phase (`PHASES`; the first step has the prefill), the whole batch's; "processors", part of drafting
-            and verification, is the time in logits processors; "other" is what no phase counts.
+        seconds: by phase (`PHASES`; the first step is the prompt's, with the prefill), the whole batch's; "processors",
+            part of drafting and verification, is the time in logits processors; "other" is what no phase counts.
         waits: how often the host waited for the device to copy something.
         choice: what `tree="auto"` chose: `name`, `reason`, `tokens_per_second` by candidate; None with another policy.
         shard: the file of the step's distributions, next to the trace; None where they were not recorded.
