@@ -14,7 +14,7 @@ from transformers.generation import logits_process as library
 from treespec import BestFirst, Chain, KAry, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.hf import make_scorer
 from treespec.protocols import NodeProbs, RandomSource, TreePolicy, VerifiableTree, VerificationRule
-from treespec.testing import enumerate_continuations, uncached
+from treespec.testing import FirstToken, enumerate_continuations, uncached
 from treespec.tree import TreeBatch, Verdict
 from treespec.verification import RULES
 from treespec.verification.dense.forms import has_dense_form
@@ -27,19 +27,6 @@ WARPED: dict[str, Any] = {"top_k": 0, "temperature": 0.8, "top_p": 0.9, "repetit
 MIN_P: dict[str, Any] = {"top_k": 0, "min_p": 0.25}
 RAGGED = (PROMPT, [3, 6])
 """Prompts of two lengths, the shorter one padded on the left."""
-
-
-class FirstToken:
-    """A logits processor: the first new token, which no draft precedes, is the prompt's last."""
-
-    def __init__(self, prompts: Sequence[list[int]]) -> None:
-        self._length, self._tokens = max(map(len, prompts)) - 1, {prompt[-2]: prompt[-1] for prompt in prompts}
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if ids.shape[1] > self._length:
-            return scores
-        forced = torch.tensor([[self._tokens[token]] for token in ids[:, -1].tolist()], device=scores.device)
-        return torch.full_like(scores, -torch.inf).scatter(1, forced, 0.0)
 
 
 class Models(NamedTuple):

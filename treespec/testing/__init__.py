@@ -11,7 +11,7 @@ Sampled text is compared with a model's exact distribution (`enumerate_continuat
 `assert_lossless_everywhere(MyRule())` goes through every sampling scheme, shape and edge case that the rule supports.
 """
 
-from treespec.testing.continuations import Continuations, enumerate_continuations, g_test, uncached
+from treespec.testing.continuations import Continuations, FirstToken, enumerate_continuations, g_test, uncached
 from treespec.testing.drafter import (
     SEVERAL_DRAFTERS,
     TOY_SCHEMES,
@@ -52,6 +52,7 @@ __all__ = [
     "Continuations",
     "EnumeratingSource",
     "ExactDistribution",
+    "FirstToken",
     "FixedShape",
     "RandomDistributions",
     "Shape",

@@ -55,6 +55,24 @@ def enumerate_continuations(
     return Continuations(joint, probs)
 
 
+class FirstToken:
+    """A logits processor that makes the first new token of every text known: drafts, which follow it, begin alike.
+
+    Args:
+        texts: of at least two tokens: prompts, padded to one length on the left, and the token that follows. Of texts
+            with the same last token of the prompt the last one counts.
+    """
+
+    def __init__(self, texts: Sequence[Sequence[int]]) -> None:
+        self._length, self._tokens = max(map(len, texts)) - 1, {text[-2]: text[-1] for text in texts}
+
+    def __call__(self, ids: Int[Tensor, "M L"], scores: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
+        if ids.shape[1] > self._length:
+            return scores
+        forced = torch.tensor([[self._tokens[token]] for token in ids[:, -1].tolist()], device=scores.device)
+        return torch.full_like(scores, -torch.inf).scatter(1, forced, 0.0)
+
+
 def uncached(
     model: Callable[..., Any],
     prompt: Int[Tensor, "P"],

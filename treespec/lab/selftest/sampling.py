@@ -16,9 +16,8 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessorList
 
 from treespec.engine.stats import StepRecord
 from treespec.hf.generation.speculation import TreeSpeculation
@@ -27,7 +26,7 @@ from treespec.lab.selftest.report import FAILED, OK, SKIPPED, WARNING, Outcome
 from treespec.lab.selftest.subject import Subject
 from treespec.policies import Chain, KAry
 from treespec.protocols import TreePolicy
-from treespec.testing import Context, Continuations, enumerate_continuations, g_test, uncached
+from treespec.testing import Context, Continuations, FirstToken, enumerate_continuations, g_test, uncached
 from treespec.tree import TreeBatch
 
 NUM_TOKENS = 3
@@ -37,21 +36,6 @@ MIN_PER_CONTEXT = 20
 PROMPT_LENGTH = 4
 """Tokens before the samples: every row of a batch pays for them."""
 FEW = 200
-
-
-@dataclass(frozen=True)
-class _Forced(LogitsProcessor):
-    """The first new token, which no draft precedes, is given, so that drafts begin at one text."""
-
-    num_prompt: int
-    token: int
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if input_ids.shape[1] > self.num_prompt:
-            return scores
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, self.token] = 0.0
-        return forced
 
 
 @dataclass
@@ -146,7 +130,7 @@ def _generate(subject: Subject, num_rows: int, speculation: Any) -> Tensor:
     context = _context(subject)
     inputs = subject.inputs(context[:-1], num_rows)
     lengths = {"min_new_tokens": 1 + NUM_TOKENS, "max_new_tokens": 1 + NUM_TOKENS, "pad_token_id": 0}
-    forced = LogitsProcessorList([_Forced(len(context) - 1, int(context[-1]))])
+    forced = LogitsProcessorList([FirstToken([context.tolist()])])
     return subject.model.generate(**inputs, **lengths, **OPTIONS, logits_processor=forced, custom_generate=speculation)
 
 
