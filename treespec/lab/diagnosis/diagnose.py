@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from treespec.engine.stats import PHASES
+from treespec.errors import ConfigError
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.lab.diagnosis.drafts import DRAFT_CAUSES, explanation, temperature_alone
 from treespec.lab.diagnosis.evidence import Evidence, evidence_of
