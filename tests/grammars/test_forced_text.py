@@ -1,5 +1,6 @@
 """Text that must follow is drafted, though other tokens spell it too."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +93,8 @@ def test_no_text_follows_the_end_or_is_deeper_than_allowed():
 def test_selected_nodes_that_are_forbidden_leave_the_tree_with_what_is_below_them():
     forced = ForcedText([Alternating()], Alternating.texts, [END])
     assert [forced.allows(0, (ABC,), token) for token in (A, D, E, END, END + 1)] == [False, True, True, False, False]
+    never: Any = SimpleNamespace(allowed=lambda row, tokens: None)
+    assert not ForcedText([never], None, []).allows(0, (), A), "nothing follows what is forbidden"
     tree = TokenTree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)], [0, ABC, D, D, A, E])
     drafts: Any = GrammarDrafts(TokenRecycling(), forced)
     assert drafts._are_allowed(tree, 0, (), 8) == [True, True, False, True, False, False, False, False]

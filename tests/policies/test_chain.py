@@ -84,9 +84,9 @@ def test_adaptive_chain_follows_its_verdicts():
     for lengths, accepted, expected in [
         ([3], [3], 5),
         ([5], [4], 4),
+        ([0], [0], 4),  # nothing drafted, nothing learnt
         ([4], [4], 6),
         ([6], [6], 6),
-        ([0], [0], 6),  # nothing drafted, nothing learnt
         ([6, 6, 0], [6, 2, 0], 6),
         ([6, 6, 6], [6, 2, 0], 5),
     ]:

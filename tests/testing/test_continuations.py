@@ -16,7 +16,9 @@ def fixed(contexts):
 
 
 def test_texts_end_and_rare_ones_are_left_out() -> None:
-    joint, _ = enumerate_continuations(fixed, 3, end=0)
+    joint, probs = enumerate_continuations(fixed, 3, end=0)
+    assert set(probs) == {(), (1,), (2,), (1, 1), (1, 2), (2, 1), (2, 2)}
+    assert probs[2, 1] == pytest.approx({0: 0.5, 1: 0.3, 2: 0.2})
     assert len(joint) == 1 + 2 + 4 + 8
     assert sum(joint.values()) == pytest.approx(1, abs=1e-12)
     assert joint[2, 1, 2] == pytest.approx(0.012)

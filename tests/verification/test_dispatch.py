@@ -22,7 +22,7 @@ from treespec.errors import (
 )
 from treespec.protocols import History
 from treespec.sampling import NoProcessors
-from treespec.tree import TokenTree, TreeBatch
+from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES, verify
 from treespec.verification.dispatch import one_thread, verify_batch
 
@@ -203,8 +203,15 @@ def test_accelerators_are_left_alone(two_threads):
 
 
 @pytest.mark.parametrize("padding", [torch.nan, torch.inf, 7.0, -1.0])
-def test_padding_is_not_read(padding: float) -> None:
-    trees = TreeBatch.from_trees([IID.trees[0], TokenTree(torch.tensor([0]), torch.tensor([-1]))])
-    target_probs = uniform(2, 3, 3)
+@pytest.mark.parametrize("name", RULES)
+def test_padding_is_not_read(name: str, padding: float) -> None:
+    """By any rule: NaN, which stands for no distribution, and what raises where it is read."""
+    root = TokenTree(torch.tensor([0]), torch.tensor([-1]))
+    chain = TokenTree.chain([0, 1, 2], DISTRIBUTIONS)
+    batches = (TreeBatch.from_trees([tree, root]) for tree in (IID.trees[0], SELECTED.trees[0], chain))
+    trees = next(trees for trees in batches if RULES[name].reason_against(trees) is None)
+    target_probs, chance = uniform(2, 3, 3), torch.full((2, 3), 0.5)
+    expected = verify(trees, target_probs, name, coins=chance, draws=chance)
     target_probs[1, 1:] = padding
-    assert [verdict.path for verdict in verify(trees, target_probs)][1] == (0,)
+    assert verify(trees, target_probs, name, coins=chance, draws=chance) == expected
+    assert expected[1] == Verdict((0,), 1, is_bonus=True)

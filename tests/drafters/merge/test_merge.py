@@ -185,6 +185,20 @@ def test_a_weight_follows_the_gradient_of_the_outcome():
         assert moved == pytest.approx(slopes, rel=1e-3)
 
 
+def test_weights_move_less_with_every_outcome_and_are_never_negative():
+    group = SiblingGroup([{0: Vote(0, 0.6)}, {1: Vote(0, 0.6)}], [0, 1], 1)
+    pool = OpinionPool([0.01, 1.0])
+    pool.update(group, 1)
+    assert (pool.weights[0], pool._num_outcomes) == (0.0, 1)
+    moves = []
+    for num_outcomes in (0, 50, 5_000):
+        pool = OpinionPool([0.5, 0.5])
+        pool._num_outcomes = num_outcomes
+        pool.update(group, 1)
+        moves.append(pool.weights[1] - 0.5)
+    assert [moves[0] / move for move in moves] == pytest.approx([1.0, 2**0.5, 101**0.5])
+
+
 def test_weights_are_learned_and_kept_across_calls():
     good, bad = drafted(1), valued([(0,), (0, 0)], [0, 2, 2], [1.0, 1.0, 1.0])
     merge = Merge([Fixed(good), Fixed(bad)])

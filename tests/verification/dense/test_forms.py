@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.accelerator.device import DeviceTensor, PretendAccelerator
-from helpers.small_trees import WRONG_VALUES, pair_tree
+from helpers.small_trees import DISTRIBUTIONS, WRONG_VALUES, pair_tree
 from helpers.toys import as_batch, random_chain, random_drafted, verify_rows
 from transformers.generation.logits_process import (
     LogitsProcessor,
@@ -43,6 +43,20 @@ def test_dtypes_may_differ(dtype: torch.dtype) -> None:
         for name in TREE_RULES:
             args = (RULES[name], cast, target_probs.to(dtype), coins, draws)
             assert verify_dense(*args) == verify_rows(*args)
+
+
+@pytest.mark.parametrize("name", ["recursive", "traversal"])
+def test_siblings_drawn_without_those_of_their_own_distribution(name: str) -> None:
+    """Two drafters' siblings below one node: what the first drew is not taken from the second's distribution."""
+    index, flags = torch.tensor([-1, 0, 0, 1, 1]), torch.tensor([False, True, True, True, True])
+    parents = torch.tensor([-1, 0, 0, 0, 0])
+    trees = TreeBatch.from_trees([TokenTree(torch.tensor([9, 0, 1, 0, 2]), parents, DISTRIBUTIONS, index, flags)] * 300)
+    rng = np.random.default_rng(0)
+    target_probs = torch.from_numpy(rng.dirichlet(np.ones(3), (300, 5)))
+    coins, draws = (torch.from_numpy(rng.random((300, 5))) for _ in range(2))
+    walked = verify_rows(RULES[name], trees, target_probs, coins, draws)
+    assert verify_dense(RULES[name], trees, target_probs, coins, draws) == walked
+    assert {verdict.path[-1] for verdict in walked} >= {1, 4}
 
 
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if has_dense_form(rule)])
