@@ -36,7 +36,6 @@ class Distributions(Protocol):
 RANK_RATES = (0.65, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)
 """About how often the first, second, ... of several siblings drawn without replacement is the one accepted."""
 
-
 BEAM = 8
 """Nodes that sampled best-first trees expand per level; the deterministic tree, the reference, expands all it may."""
 

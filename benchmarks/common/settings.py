@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,7 +35,7 @@ def settings(**extra: Any) -> dict[str, Any]:
     arguments = [re.sub(r"(^|=)[/~].*?([^/]*)/?$", r"\1\2", argument) for argument in sys.argv[1:]]
     return {
         "command": shlex.join(["python", "-m", _module(Path(sys.argv[0])), *arguments]),
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "versions": _versions(),
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
@@ -99,11 +100,13 @@ def _module(script: Path) -> str:
     return ".".join(script.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__main__")
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _versions() -> dict[str, str]:
+    """Python's and the packages', and what of this repository is measured: its commit, the shipped head's digest."""
+    git = subprocess.run(["git", "-C", str(RESULTS), "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True)
+    head = Path(treespec.__file__ or "").parent / "data/smollm2-135m-instruct-head/model.safetensors"
+    found = {package.name: package.version for package in importlib.metadata.distributions()}
+    this = {"commit": git.stdout.strip(), "head": hashlib.sha256(head.read_bytes()).hexdigest()[:8]}
+    return {"python": platform.python_version()} | this | {name: found[name] for name in PACKAGES if name in found}
 
 
 def _processor() -> str:
