@@ -85,13 +85,27 @@ class PretendedBuilder:
 class PretendedImpl:
     """What writes the cache, [blocks, SIZE]: a token's key."""
 
-    def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slots: Any) -> None:
-        kv_cache.view(-1)[slots] = key
+    def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
+        kv_cache.view(-1)[slot_mapping] = key
 
 
 class PretendedBackend:
     get_builder_cls = staticmethod(lambda: PretendedBuilder)
     get_impl_cls = staticmethod(lambda: PretendedImpl)
+
+
+def test_attention_that_writes_its_cache_in_another_way_is_refused() -> None:
+    from treespec.vllm import attention
+
+    class WritesInForward(PretendedBackend):
+        get_impl_cls = staticmethod(lambda: object)
+
+    class WritesMore(PretendedBackend):
+        get_impl_cls = staticmethod(lambda: SimpleNamespace(do_kv_cache_update=lambda layer, key, value, cache: None))
+
+    for backend in (WritesInForward, WritesMore):
+        with pytest.raises(UnsupportedModeError, match="Other, which does not write its cache by do_kv_cache_update"):
+            attention.with_segments(backend, "a.module.Other")
 
 
 def test_a_pass_has_the_segments_of_its_own_metadata(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:

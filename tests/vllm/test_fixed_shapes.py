@@ -49,10 +49,12 @@ class Builder:
 class Impl:
     """Writes keys, and values, of HIDDEN numbers each; a token without a slot leaves the cache's last slot as it is."""
 
-    def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
         flat = kv_cache.view(-1, 2 * HIDDEN)
-        target = torch.where(slots < 0, flat.shape[0] - 1, slots)
-        written = torch.where((slots < 0)[:, None], flat[-1], torch.cat([key, value], 1))
+        target = torch.where(slot_mapping < 0, flat.shape[0] - 1, slot_mapping)
+        written = torch.where((slot_mapping < 0)[:, None], flat[-1], torch.cat([key, value], 1))
         flat.index_copy_(0, target, written)
 
 

@@ -2,18 +2,21 @@
 
 # vLLM has an environment of its own.
 # pyright: reportMissingImports=false
+import importlib
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.engines.models import tiny_llama
 
 from treespec.errors import ConfigError
 from treespec.vllm import Options, Proposer, plugin
-from treespec.vllm.plugin import PROPOSER, configure, options_of
+from treespec.vllm.plugin import PROPOSER, configure, options_of, register
 
 
 @pytest.mark.parametrize(
@@ -179,6 +182,22 @@ def test_vllms_arguments_for_single_keys_are_read(
     assert {name: getattr(args, name) for name in FLAGS} == FLAGS
 
 
+def test_real_arguments_become_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM reads its flags for single keys where it makes the configuration."""
+    EngineArgs = pytest.importorskip("vllm.engine.arg_utils").EngineArgs
+    Params = importlib.import_module("vllm.sampling_params").SamplingParams
+    monkeypatch.setattr(Params, "_validate_spec_decode", Params._validate_spec_decode)  # Wrapped here, and undone.
+    register()
+    tiny_llama(tmp_path, 64)
+    flags = {"model": str(tmp_path), "skip_tokenizer_init": True, "spec_method": "treespec", "spec_tokens": 7}
+    config = EngineArgs(**flags, speculative_config={"drafter": "suffix"}).create_engine_config()
+    options = options_of(config)
+    assert (config.speculative_config.model, options.num_speculative_tokens) == (PROPOSER, 7)
+    assert options.drafter == "suffix"
+    with pytest.raises(ConfigError, match="spec_tokens and"):
+        EngineArgs(**flags, speculative_config={"num_speculative_tokens": 7}).create_engine_config()
+
+
 def test_a_key_that_is_given_twice_is_refused() -> None:
     args = engine_args(speculative_config={"method": "treespec", "num-speculative-tokens": 7}, spec_tokens=7)
     with pytest.raises(ConfigError, match=r"spec_tokens and speculative_config\['num_speculative_tokens'\] mean"):
@@ -322,6 +341,7 @@ def test_layers_share_one_block_table_and_a_line_says_so_where_it_matters(
         lines = logged(caplog, plugin._with_trees, lambda args: made, args)
         assert [line for line in lines if "disable_hybrid_kv_cache_manager=True" in line] == lines
         assert (made.scheduler_config.disable_hybrid_kv_cache_manager, len(lines)) == (is_disabled, is_said)
+        assert not is_said or "; --no-disable-hybrid-kv-cache-manager saves that memory, with chains" in lines[0]
     args.disable_hybrid_kv_cache_manager = not is_disabled
     made.scheduler_config.disable_hybrid_kv_cache_manager = not is_disabled
     plugin._with_trees(lambda args: made, args)

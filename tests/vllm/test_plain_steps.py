@@ -36,7 +36,7 @@ class Batch:
         self.num_tokens_no_spec = np.full(len(params), length)
         self.num_computed_tokens_cpu = self.num_tokens_no_spec - 1
         self.block_table = [SimpleNamespace(block_size=32, get_numpy_array=lambda: np.zeros((len(params), 4), int))]
-        self.generators: dict[int, Any] = {}
+        self.generators: dict[int, Any] = {0: object()}
         is_greedy = all(param.temperature == 0 for param in params)
         self.sampling_metadata = SimpleNamespace(all_greedy=is_greedy, max_num_logprobs=None)
 

@@ -180,7 +180,9 @@ class Served:
         self.clock.pass_by(4)
         return TreeBatch(torch.tensor([[5, 6, 7]] * len(rows)), torch.tensor([[-1, 0, 0]] * len(rows)))
 
-    def step(self, lengths: dict[str, int], num_prompt: int = 0, paused: str = "") -> list[list[int]]:
+    def step(
+        self, lengths: dict[str, int], num_prompt: int = 0, paused: str = "", emits: bool = True
+    ) -> list[list[int]]:
         """One that emits a token of each request, which has so many then, and of no paused one; its drafts."""
         count, ends = len(lengths), np.array(list(lengths.values()))
         counts = np.array([1 + num_prompt, *[1] * (count - 1)])
@@ -200,12 +202,19 @@ class Served:
         params = SimpleNamespace(max_tokens=None, structured_outputs=None)
         request = SimpleNamespace(sampling_params=params, output_token_ids=[1])
         self.runner.requests = dict.fromkeys([*lengths, *paused], request)
-        return self.runner.propose_draft_token_ids(None, [[1]] * count, None, None, None, None)
+        return self.runner.propose_draft_token_ids(None, [[1] if emits else []] * count, None, None, None, None)
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     return Served(monkeypatch)
+
+
+@pytest.mark.parametrize("emits", [True, False])
+def test_no_step_keeps_its_logits(served: Served, emits: bool) -> None:
+    """Also one that reads a chunk of a prompt: its states wait, and the step with them."""
+    assert bool(served.step({"a": 9}, 4, emits=emits)[0]) is emits
+    assert served.runner._step.logits is None
 
 
 def test_the_control_learns_all_the_time_between_steps_but_that_of_drafts(served: Served) -> None:

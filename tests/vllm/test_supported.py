@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import pkgutil
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
@@ -27,9 +28,10 @@ from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.version import __version__ as VERSION
 
 from treespec.vllm import supported
-from treespec.vllm.attention import CPU_ATTN, with_segments
+from treespec.vllm.attention import CPU_ATTN, WRITES, with_segments
 from treespec.vllm.options import Options
 from treespec.vllm.plugin import PROPOSER
+from treespec.vllm.runner import TreeRunner
 from treespec.vllm.scheduler import TreeScheduler, num_scratch_blocks
 from treespec.vllm.supported import (
     KV_UPDATE,
@@ -39,8 +41,8 @@ from treespec.vllm.supported import (
     check_params,
     why_chains,
 )
-from treespec.vllm.touched import check_version, missing
-from treespec.vllm.worker import check_classes
+from treespec.vllm.touched import TOUCHED, check_version, missing
+from treespec.vllm.worker import WithTrees, check_classes
 
 
 def config(**values: Any) -> SimpleNamespace:
@@ -88,8 +90,8 @@ def test_this_vllm_and_a_plain_configuration_are_served() -> None:
         ({"kv_transfer_config": object()}, "KV connectors"),
         ({"model_config__uses_mrope": True}, "M-RoPE"),
         ({"model_config__is_encoder_decoder": True}, "encoder-decoder"),
-        ({"model_config__use_mla": True}, "MLA on CPUs"),
-        ({"model_config__is_hybrid": True}, "recurrent layers .* on CPUs"),
+        ({"model_config__use_mla": True}, "MLA on CPUs, where who shares a batch changes"),
+        ({"model_config__is_hybrid": True}, "recurrent layers on CPUs, where vLLM's own drafts fail"),
         ({"model_config__is_attention_free": True}, "models without attention"),
         ({"model_config__logprobs_mode": "processed_logprobs"}, "raw_logprobs"),
         *(
@@ -145,6 +147,31 @@ def test_scratch_blocks_leave_room_for_the_longest_request(num_blocks: int, num_
 
 def test_the_installed_vllm_has_all_that_is_relied_on() -> None:
     assert missing() == []
+
+
+OVERRIDDEN = {
+    TreeRunner: "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
+    TreeScheduler: "vllm.v1.core.sched.scheduler:Scheduler",
+    WithTrees: "vllm.v1.worker.gpu_worker:Worker",
+    CPU_ATTN: "vllm.v1.attention.backend:AttentionBackend",
+    CPU_ATTN.get_builder_cls(): "vllm.v1.attention.backend:AttentionMetadataBuilder",
+}
+
+
+@pytest.mark.parametrize("ours", OVERRIDDEN)
+def test_the_table_has_every_method_that_is_overridden(ours: type) -> None:
+    path = OVERRIDDEN[ours]
+    base, entries = pkgutil.resolve_name(path), {entry.split("(")[0] for entry in TOUCHED[path]}
+    overridden = {name for name in vars(ours) if hasattr(base, name) and not name.startswith(("__", "_abc_"))}
+    assert overridden
+    assert overridden <= entries
+
+
+def test_of_writing_the_cache_one_method_is_overridden() -> None:
+    """It is not of the class that all attention has, so that the table cannot name it: `with_segments` looks."""
+    ours = CPU_ATTN.get_impl_cls()
+    methods = {name for name, value in vars(ours).items() if inspect.isfunction(value)}
+    assert methods == {WRITES.split("(")[0]}
 
 
 SOURCES = {

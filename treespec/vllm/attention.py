@@ -14,6 +14,10 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from treespec.vllm.segments import SegmentPlan
 from treespec.vllm.supported import refuse
+from treespec.vllm.touched import has
+
+WRITES = "do_kv_cache_update(self,layer,key,value,kv_cache,slot_mapping)"
+"""The method by which a pass writes its keys and values, as the table of names would have it."""
 
 
 class PassSegments(NamedTuple):
@@ -40,8 +44,11 @@ def with_segments(backend: Any, path: str) -> Any:
 
     Args:
         path: module and name under which vLLM finds the result: on CUDA it imports what the class says of itself.
+
+    Raises `UnsupportedModeError`: another attention.
     """
     builder_base, impl_base = backend.get_builder_cls(), backend.get_impl_cls()
+    refuse(not has(impl_base, WRITES), f"attention {path}, which does not write its cache by {WRITES}")
 
     class SegmentBuilder(builder_base):
         """Builds metadata with a row per segment, which take the segments along to the layers."""
@@ -59,14 +66,14 @@ def with_segments(backend: Any, path: str) -> Any:
     class SegmentImpl(impl_base):
         """Copies the root's block and writes ancestors once more, before it writes the pass's own keys and values."""
 
-        def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
+        def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Any) -> None:
             metadata = (get_forward_context().attn_metadata or {}).get(layer.layer_name)
             if (segments := getattr(metadata, "segments", None)) is not None:
                 source, target = segments.block_copies
                 kv_cache.index_copy_(0, target, kv_cache.index_select(0, source))
                 tokens, again = segments.rewrites
                 super().do_kv_cache_update(layer, key[tokens], value[tokens], kv_cache, again)
-            super().do_kv_cache_update(layer, key, value, kv_cache, slots)
+            super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
 
     class SegmentBackend(backend):
         """The same backend, built of these."""
@@ -94,7 +101,7 @@ def expand(metadata: Any, plan: SegmentPlan, num_tokens: int) -> Any:
 
     Raises `UnsupportedModeError`: a field by request that segments have no answer for.
     """
-    given = [name for name in BY_REQUEST if getattr(metadata, name, None) is not None]
+    given = [name for name in BY_REQUEST if getattr(metadata, name) is not None]
     refuse(bool(given) or isinstance(metadata.causal, Tensor), f"attention with {given or 'a causal flag'} by request")
     ranges = metadata.mm_req_doc_ranges
     if ranges is not None:

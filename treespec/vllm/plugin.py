@@ -68,8 +68,8 @@ def configure(engine_args: Any, is_cpu: bool) -> None:
         setattr(engine_args, flag, None)
     options = Options.from_config(asked)
     for name, needed in {"scheduler_cls": SCHEDULER, "worker_cls": CPU_WORKER if is_cpu else WORKER}.items():
-        if (given := getattr(engine_args, name)) not in (None, "auto", needed):
-            raise ConfigError(f"method 'treespec' needs {name}={needed!r}, got {given!r}: leave {name} out")
+        if (found := getattr(engine_args, name)) not in (None, "auto", needed):
+            raise ConfigError(f"method 'treespec' needs {name}={needed!r}, got {found!r}: leave {name} out")
         setattr(engine_args, name, needed)
     engine_args.speculative_config = {"model": PROPOSER, "num_speculative_tokens": options.num_speculative_tokens}
     engine_args.additional_config = {**(engine_args.additional_config or {}), METHOD: asdict(options)}
@@ -90,7 +90,8 @@ def _share_blocks(config: Any) -> None:
         config.scheduler_config.disable_hybrid_kv_cache_manager = True
         if len(set(getattr(model.hf_text_config, "layer_types", None) or ())) > 1:
             why = "as trees need one block table for layers with and without a window; all keep the whole text"
-            logger.info("treespec has set disable_hybrid_kv_cache_manager=True, %s", why)
+            other = "--no-disable-hybrid-kv-cache-manager saves that memory, with chains in place of trees"
+            logger.info("treespec has set disable_hybrid_kv_cache_manager=True, %s; %s", why, other)
 
 
 def options_of(vllm_config: Any) -> Options:

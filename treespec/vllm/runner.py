@@ -163,6 +163,7 @@ class TreeRunner:
         if isinstance(self._reader, OnPages):
             self._reader.keep(states or [hidden], step, self.input_batch.block_table[0].get_numpy_array())
         if not rows:
+            step.logits = None  # The states that a head reads later wait with the step.
             return [[] for _ in emitted]
         ranks, pass_ms = get_tp_group(), self._pass_ms(step, served)
         drafts = ranks.broadcast_object(self._draft(step, emitted, pass_ms) if ranks.is_first_rank else None)

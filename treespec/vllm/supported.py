@@ -35,7 +35,8 @@ def check_config(config: VllmConfig) -> None:
         "chunked local attention (Llama 4)": model.attention_chunk_size is not None,
         "reference sliding window attention": model.rswa_window is not None,
         "fast prefill of shared caches: leave kv_sharing_fast_prefill out": config.cache_config.kv_sharing_fast_prefill,
-        "recurrent layers and MLA on CPUs, where vLLM's own drafts fail or change its output": is_other and is_cpu,
+        "recurrent layers on CPUs, where vLLM's own drafts fail or change its output": model.is_hybrid and is_cpu,
+        "MLA on CPUs, where who shares a batch changes plain vLLM's output": model.use_mla and is_cpu,
         'recurrent layers and MLA, untested on this device: write "allow_untested": true': is_other and not is_allowed,
         f"full CUDA graphs ({graphs.name}), as trees change their shape from step to step: write --compilation-config "
         '\'{"cudagraph_mode": "PIECEWISE"}\', or leave cudagraph_mode out': graphs.has_full_cudagraphs(),

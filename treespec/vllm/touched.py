@@ -42,12 +42,13 @@ def missing(table: Mapping[str, Sequence[str]] = TOUCHED) -> list[str]:
         except (ImportError, AttributeError):
             found.append(path)
         else:
-            lacking = [entry for entry in entries if not any(_has(owner, one) for one in entry.split(" or "))]
+            lacking = [entry for entry in entries if not any(has(owner, one) for one in entry.split(" or "))]
             found += [f"{path}.{entry}" for entry in lacking]
     return found
 
 
-def _has(owner: Any, entry: str) -> bool:
+def has(owner: Any, entry: str) -> bool:
+    """Whether a module or class has what this entry of the table says."""
     name, is_method, parameters = entry.removesuffix(")").partition("(")
     if is_method:
         value = getattr(owner, name, None)
