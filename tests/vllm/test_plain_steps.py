@@ -84,6 +84,7 @@ def test_greedy_steps_without_drafts_are_sampled_by_vllm(params: Any, drafted: A
     else:
         assert found.sampled_token_ids[:, 0].tolist() == [3, 3]
     assert made._step.starts == [0, 1]
+    assert made.input_batch.generators == {}  # A CPU's cannot be set back after a chunk, as vLLM would.
 
 
 def test_the_trees_of_a_plain_step_are_its_roots() -> None:
