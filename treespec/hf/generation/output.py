@@ -98,7 +98,9 @@ class Outputs(Observer):
     def _hidden_states(self, lengths: Sequence[int]) -> tuple[tuple[Tensor, ...], ...] | None:
         """As plain `generate` returns them: per token and layer [B, 1, H]; the first are the prompt's, [B, P, H]."""
         steps = self._stacked("hidden_states", lengths)
-        return steps and (self._prompt, *(tuple(step.unsqueeze(2).unbind(1)) for step in steps[1:]))
+        if steps is None:
+            return None
+        return (self._prompt, *(tuple(step.unsqueeze(2).unbind(1)) for step in steps[1:]))
 
 
 def _final_cache(call: Call, own: Cache | None) -> Cache | None:
