@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from treespec.data.tensor_file import whole
 from treespec.lab import smollm2
 from treespec.training.text.texts import Texts
 
@@ -115,7 +116,5 @@ def _write(path: Path, texts: Sequence[Text]) -> None:
         for values in zip(*((len(text.tokens), text.first, text.greedy) for text in texts), strict=True)
     )
     kinds, tokens = np.array([text.kind for text in texts]), np.concatenate([text.tokens for text in texts])
-    scratch = path.with_suffix(".partial")
-    with scratch.open("wb") as file:
+    with whole(path) as scratch, scratch.open("wb") as file:
         np.savez_compressed(file, kinds=kinds, tokens=tokens, lengths=lengths, firsts=firsts, greedy=greedy)
-    scratch.replace(path)

@@ -30,7 +30,7 @@ class Watching(Observer):
         self.events.append("around")
         return processors
 
-    def on_prefill(self, seconds):
+    def on_prefill(self, states):
         self.events.append("prefill")
 
     def on_verified(self, step):
@@ -62,6 +62,9 @@ def test_an_observer_sees_the_whole_call_in_order():
     assert watching.tokens == result.tokens == decode().tokens
     assert len(watching.paths) == result.stats.num_drafts + result.stats.num_first_tokens
     assert len(records.steps) == num_steps
+    spent = [sum(step.seconds.values()) for step in records.steps]
+    assert sum(spent) == pytest.approx(sum(result.stats.seconds.values()))
+    assert spent[0] == pytest.approx(result.stats.seconds["prefill"])
     assert sum(len(tokens) for step in records.steps for tokens in step.emitted) == result.stats.num_emitted_tokens
 
 

@@ -151,16 +151,16 @@ BEFORE = {
     "lines of benchmarks": (13_248, 106),
     "lines of tests": (29_575, 252),
     "words of README and docs": (35_925, 33),
-    "lines that treespec.engine.loop imports": (12_534, 23_851),
-    "lines that treespec.hf.generation.speculation imports": (23_851, 23_851),
+    "lines that treespec.engine.loop imports": (12_534, 23_851, 23_253),
+    "lines that treespec.hf.generation.speculation imports": (23_851, 23_851, 23_253),
     "frames from generate to a pass, kinds of objects that carry a call": (9, 7),
     "imports of hf/generation/decode.py": (28,),
     "imports from core to add-ons": (65,),
     "import contracts": (29,),
     "functions, their median and longest lines, how many have above 50": (2_190, 6, 57, 9),
 }
-"""The same at commit a2a0864, before core and add-ons were parted. Files and pages come after lines and words, what is
-reachable of the core after what is imported."""
+"""The same at commit a2a0864, before core and add-ons were parted. Files and pages come after lines and words; what is
+reachable after what is imported, and last what is reachable through today's rooms of the core alone."""
 
 
 def counts() -> dict[str, tuple[int, ...]]:
@@ -171,7 +171,8 @@ def counts() -> dict[str, tuple[int, ...]]:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     found["words of README and docs"] = sum(len(page.read_text().split()) for page in pages), len(pages)
     for name in ("treespec.engine.loop", "treespec.hf.generation.speculation"):
-        found[f"lines that {name} imports"] = sum(closure(name).values()), sum(in_core(name).values())
+        closures = closure(name), closure(name, is_reachable=True), in_core(name)
+        found[f"lines that {name} imports"] = tuple(sum(lines.values()) for lines in closures)
     lengths = function_lengths()
     over = sum(length > 50 for length in lengths)
     last = (
@@ -188,7 +189,7 @@ def report() -> str:
     """A line for everything that is counted: before, and today."""
     rows = [(name, _shown(BEFORE[name]), _shown(today)) for name, today in counts().items()]
     rows.insert(0, ("", "before", "today"))
-    return "\n".join(f"{name:<68}{before:>20}{today:>20}" for name, before, today in rows)
+    return "\n".join(f"{name:<68}{before:>25}{today:>25}" for name, before, today in rows)
 
 
 def _shown(numbers: tuple[int, ...]) -> str:

@@ -1,5 +1,6 @@
 """Options that no policy can have, each with its error."""
 
+import numpy as np
 import pytest
 
 from treespec.errors import ConfigError, InvalidTreeError
@@ -24,7 +25,7 @@ BAD = [
     (as_policy, (0,), POSITIVE),
     (lambda: Control(max_nodes=0), (), POSITIVE),
     (lambda: Control(max_latency_ms=0.0), (), "max_latency_ms must be"),
-    *((Control, (64, None, None, times), "pass_ms") for times in ({0: 1.0}, {1: -1.0}, {}, [1.0, 2.0])),
+    *((Control, (64, None, None, times), "pass_ms") for times in ({0: 1.0}, {1: -1.0}, {1: np.inf}, {}, [1.0, 2.0])),
     (Chain, (0,), "k must be a positive int"),
     (Chain, (2, "best"), CHILDREN),
     (Chain, (3, "auto", 0.5), "stop must be a rule"),

@@ -20,7 +20,7 @@ from treespec.errors import (
     TreespecError,
     VocabularyMismatchError,
 )
-from treespec.protocols import History
+from treespec.protocols import History, Scores
 from treespec.sampling import NoProcessors
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES, verify
@@ -183,7 +183,7 @@ class Watching:
 def verified(rule):
     trees = treespec.TreeBatch(torch.tensor([[1, 2]]), torch.tensor([[-1, 0]]))
     history = History(torch.ones(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool))
-    probs = TargetProbs(trees, torch.zeros(1, 2, VOCAB_SIZE), history, NoProcessors(), [0], is_sampling=True)
+    probs = TargetProbs(trees, Scores(torch.zeros(1, 2, VOCAB_SIZE)), history, NoProcessors(), [0], is_sampling=True)
     return verify_batch(rule, trees, probs, torch.full((1, 2), 0.5), torch.full((1, 2), 0.5))
 
 

@@ -17,7 +17,7 @@ from transformers.generation.logits_process import TemperatureLogitsWarper, TopP
 from treespec.engine.target_probs import TargetProbs
 from treespec.errors import LogitsError
 from treespec.hf.generation.processors import TreeProcessors
-from treespec.protocols import History
+from treespec.protocols import History, Scores
 from treespec.sampling import truncate_probs
 from treespec.tree import TreeBatch
 from treespec.verification import RULES, verify
@@ -63,12 +63,12 @@ def test_a_verdict_or_a_named_error(random_seed: int, vocab_size: int, is_chain:
     history = History(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool))
     apply = processors(rng)
     coins, draws = (torch.from_numpy(rng.choice([0.0, rng.random(), 1 - 2**-53], size=(1, 4))) for _ in range(2))
-    target_probs = TargetProbs(trees, logits, history, apply, [0], is_sampling=True)
+    target_probs = TargetProbs(trees, Scores(logits), history, apply, [0], is_sampling=True)
     is_usable = [is_probs_or_error(target_probs, node) for node in range(NUM_NODES)]
     for rule in RULES.values():
         if rule.reason_against(trees) is not None:
             continue
-        fresh = TargetProbs(trees, logits, history, apply, [0], is_sampling=True)
+        fresh = TargetProbs(trees, Scores(logits), history, apply, [0], is_sampling=True)
         try:
             (verdict,) = verify_batch(rule, trees, fresh, coins, draws)
         except LogitsError:

@@ -134,7 +134,5 @@ def serve_heads(model: nn.Module, native: NativeAttention) -> None:
             vars(module)["forward"] = FastAttention(module, native)
 
 
-@functools.cache
-def native_attention(folder: Path) -> NativeAttention:
-    """The attention, compiled once per machine into `folder`. Raises `NativeError`: it cannot be compiled or loaded."""
-    return NativeAttention(folder)
+native_attention = functools.cache(NativeAttention)
+"""One for a folder, into which the library is compiled once per machine."""

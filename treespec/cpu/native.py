@@ -161,28 +161,9 @@ class NativeNorm:
         return outputs
 
 
-@functools.cache
-def native_norm(folder: Path) -> NativeNorm:
-    """The norm; see `native_linear`."""
-    return NativeNorm(folder)
-
-
-@functools.cache
-def native_linear(folder: Path) -> NativeLinear:
-    """The product, compiled once per machine into `folder`. Raises `NativeError`: it cannot be compiled or loaded."""
-    return NativeLinear(folder)
-
-
-@functools.cache
-def int8_linear(folder: Path) -> Int8Linear:
-    """The product with 8-bit weights; see `native_linear`."""
-    return Int8Linear(folder)
-
-
-@functools.cache
-def bfloat16_linear(folder: Path) -> Bfloat16Linear:
-    """The product in bfloat16; see `native_linear`."""
-    return Bfloat16Linear(folder)
+native_linear, native_norm = functools.cache(NativeLinear), functools.cache(NativeNorm)
+int8_linear, bfloat16_linear = functools.cache(Int8Linear), functools.cache(Bfloat16Linear)
+"""One of each for a folder, into which the library is compiled once per machine."""
 
 
 def load_library(folder: Path, is_background: bool = False) -> ctypes.CDLL:

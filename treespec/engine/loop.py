@@ -147,13 +147,14 @@ class Run:
 
     def prefill(self) -> None:
         """Read the prompt, whose pass decides every row's first token: the first step, without a draft."""
+        before = dict(self.clock.seconds)
         with self.clock.timed("prefill"):
             scores = self.target.prefill(*(part.to(self.target.device) for part in (self.prompt_ids, self.prompt_mask)))
             states = scores.hidden_states.items()
             self.start({layer: columns[:, :-1] for layer, columns in states})
-        self.notify(lambda observer: observer.on_prefill(self.clock.seconds["prefill"]))
+        self.notify(lambda observer: observer.on_prefill(scores.hidden_states))
         last = Scores(scores.logits, {layer: columns[:, -1:] for layer, columns in states})
-        self.settle(self.roots(), last, dict(self.clock.seconds), is_prompt=True)
+        self.settle(self.roots(), last, before, is_prompt=True)
 
     def step(self) -> None:
         """Draft, score, verify and commit once."""
@@ -172,7 +173,7 @@ class Run:
     def settle(self, trees: TreeBatch, scores: Scores, before: dict[str, float], is_prompt: bool = False) -> None:
         """Verify the trees and commit what they give; a prompt's tokens are in the target's cache already."""
         with self.clock.timed("verify"):
-            probs = TargetProbs(trees, scores.logits, self.history, self.processors, self.rows, self.is_sampling)
+            probs = TargetProbs(trees, scores, self.history, self.processors, self.rows, self.is_sampling)
             verdicts = self.verify(trees, probs)
         self.show(probs, verdicts)
         with self.clock.timed("commit"):

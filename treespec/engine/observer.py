@@ -12,7 +12,7 @@ from torch import Tensor
 
 from treespec.engine.target_probs import TargetProbs
 from treespec.policies.control.contract import Choice
-from treespec.protocols import PathProcessors, VerificationRule
+from treespec.protocols import HiddenStates, PathProcessors, VerificationRule
 from treespec.tree import Path, TokenTree, Verdict
 
 
@@ -62,8 +62,8 @@ class Observer:
         """The call's logits processors, or ones that do the same and are watched."""
         return processors
 
-    def on_prefill(self, seconds: float) -> None:
-        """The prompt is in the target's cache."""
+    def on_prefill(self, states: HiddenStates) -> None:
+        """The prompt is in the target's cache; `states`: what the target returns of the columns that it computed."""
 
     def on_verified(self, step: VerifiedTrees) -> None:
         """The step's trees are verified and not committed yet."""

@@ -97,9 +97,6 @@ class SpeculationStats(Observer):
             f"acceptance length {self.mean_acceptance_length:.2f}; ms: {times}" + (f"; {chosen}" if chosen else "")
         )
 
-    def on_prefill(self, seconds: float) -> None:
-        self.seconds["prefill"] += seconds
-
     def on_step(self, step: StepRecord) -> None:
         if step.is_prompt:
             self.num_first_tokens += len(step.rows)

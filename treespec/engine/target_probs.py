@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from treespec.errors import LogitsError
-from treespec.protocols import History, PathProcessors
+from treespec.protocols import History, PathProcessors, Scores
 from treespec.sampling import path_scores, process_texts
 from treespec.tree import Path, TreeBatch
 from treespec.tree.transfer import upload
@@ -18,21 +18,21 @@ class TargetProbs:
     """The target's distribution after every node of one step's trees, each computed once, when it is asked for.
 
     Verification visits few nodes, and one node's top-p over 50k tokens costs milliseconds on a CPU: so nothing is
-    computed for the nodes that no rule looks at. Accelerators ask for `dense` instead. `logits` are the target's raw
-    ones; where `is_sampling` is False every distribution is a point mass on the highest score.
+    computed for the nodes that no rule looks at. Accelerators ask for `dense` instead. `raw`: what the target returned
+    for the nodes. Where `is_sampling` is False every distribution is a point mass on the highest score.
     """
 
     def __init__(
         self,
         trees: TreeBatch,
-        logits: Float[Tensor, "B N V"],
+        raw: Scores,
         history: History,
         processors: PathProcessors,
         row_ids: Sequence[int],
         is_sampling: bool,
     ) -> None:
         self.trees = trees
-        self.logits = logits
+        self.logits, self.hidden_states = raw
         self.is_sampling = is_sampling
         self._history = history
         self._processors = processors

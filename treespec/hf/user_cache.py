@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from treespec.data.tensor_file import whole
 from treespec.errors import TreespecWarning
 
 Kept = TypeVar("Kept")
@@ -39,11 +40,10 @@ def read_kept(path: Path, parse: Callable[[Any], Kept | None], unfit: str) -> Ke
 
 def write_kept(path: Path, data: dict[str, Any]) -> None:
     """Write a measurement as JSON, whole or not at all; warns where it cannot be kept."""
-    scratch = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(json.dumps(data, indent=1) + "\n")
-        scratch.replace(path)
+        with whole(path) as scratch:
+            scratch.write_text(json.dumps(data, indent=1) + "\n")
     except OSError as error:
         message = f"the measurement cannot be kept in {path.parent} ({error}): the next process measures again"
         warnings.warn(message, TreespecWarning, stacklevel=4)

@@ -26,6 +26,7 @@ from treespec.hf.evaluation import evaluation_mode
 from treespec.hf.generation.call import Call
 from treespec.hf.generation.decode import criteria_of
 from treespec.hf.generation.progress import Streaming
+from treespec.hf.models.measuring import FirstTokenClock
 from treespec.policies import Control
 
 MEMORY, LEAST_TOKENS = 0.3, 8
@@ -125,27 +126,13 @@ def streamed(call: Call) -> AbstractContextManager[BaseStreamer | None]:
     return nullcontext() if call.streamer is None else PlainStreaming(call.streamer, call.input_ids)
 
 
-class FirstToken:
-    """A stopping criterion that stops nothing, and notes when the first token was there."""
-
-    def __init__(self) -> None:
-        self._start, self.seconds = time.perf_counter(), 0.0
-
-    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        """See `transformers.StoppingCriteria`."""
-        if not self.seconds:
-            input_ids[0, -1].item()  # On accelerators this waits for the token.
-            self.seconds = time.perf_counter() - self._start
-        return input_ids.new_zeros(len(input_ids), dtype=torch.bool)
-
-
 def decode_plainly(call: Call) -> tuple[Tensor, SpeculationStats]:
     """What `model.generate` itself decodes, int64 [B, P + new], and what it took."""
     model: Any = call.model
     arguments = {**call.prompt.arguments, "use_cache": True}
     if call.cache is not None:
         arguments[call.facts.cache_argument] = call.cache
-    start, first = time.perf_counter(), FirstToken()
+    start, first = time.perf_counter(), FirstTokenClock()
     prepared = call.input_ids, call.processors, StoppingCriteriaList([*criteria_of(call), first]), call.config
     with evaluation_mode(model), streamed(call) as streamer:
         out = model._sample(*prepared, streamer=streamer, **arguments)

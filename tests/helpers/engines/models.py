@@ -10,109 +10,73 @@ from typing import Any
 import torch
 from helpers.engines.engine import MODEL
 
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+}
 
-def tiny_llama(folder: Path, vocab: int, seed: int = 3) -> Any:
-    """A random model of two layers, written to `folder`; its distributions are far from uniform."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+
+def _random(folder: Path, model_type: str, vocab: int, seed: int = 3, **options: Any) -> Any:
+    """A random model written to `folder`, whose distributions are far from uniform; `options` differ from `SIZES`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    sizes: dict[str, Any] = {
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
-    config = LlamaConfig(
-        vocab_size=vocab, num_key_value_heads=1, head_dim=32, initializer_range=0.12, max_position_embeddings=128,
-        bos_token_id=None, eos_token_id=None, **sizes,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    ends = {"bos_token_id": None, "eos_token_id": None}
+    config = AutoConfig.for_model(model_type, vocab_size=vocab, initializer_range=0.12, **ends, **SIZES | options)
+    model = AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(folder)
     return model
+
+
+def tiny_llama(folder: Path, vocab: int, seed: int = 3) -> Any:
+    """A Llama."""
+    return _random(folder, "llama", vocab, seed, head_dim=32)
 
 
 def tiny_gemma3(folder: Path, vocab: int) -> Any:
-    """A random model of two layers with a window of eight tokens and one without, written to `folder`."""
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    torch.manual_seed(3)
+    """Two layers with a window of eight tokens and one without."""
     layers = ["sliding_attention", "full_attention", "sliding_attention"]
-    config = Gemma3TextConfig(
-        vocab_size=vocab, hidden_size=64, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=32, initializer_range=0.12, max_position_embeddings=128, sliding_window=8,
-        layer_types=layers, bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    model = Gemma3ForCausalLM(config).eval()
-    model.save_pretrained(folder)
-    return model
+    options = {"num_hidden_layers": 3, "head_dim": 32, "sliding_window": 8, "pad_token_id": None}
+    return _random(folder, "gemma3_text", vocab, layer_types=layers, **options)
 
 
 def tiny_gpt_oss(folder: Path, vocab: int) -> Any:
-    """A random mixture of experts with two layers that have a window of 16 tokens and two without, in `folder`."""
-    from transformers import GptOssConfig, GptOssForCausalLM
-
-    torch.manual_seed(3)
+    """A mixture of experts with two layers that have a window of 16 tokens and two without."""
     layers = ["sliding_attention", "full_attention"] * 2
-    config = GptOssConfig(
-        vocab_size=vocab, hidden_size=64, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=32, initializer_range=0.12, max_position_embeddings=256, sliding_window=16,
-        num_local_experts=4, num_experts_per_tok=2, layer_types=layers, bos_token_id=None, eos_token_id=None,
-        pad_token_id=None,
-    )  # fmt: skip
-    model = GptOssForCausalLM(config).eval()
-    model.save_pretrained(folder)
-    return model
+    options = {"num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256}
+    options |= {"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "pad_token_id": None}
+    return _random(folder, "gpt_oss", vocab, layer_types=layers, **options)
 
 
 def tiny_granite(folder: Path, vocab: int) -> Any:
-    """A random Granite 4 with Mamba-2 layers and attention in turn, written to `folder`."""
-    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
-
-    torch.manual_seed(3)
-    config = GraniteMoeHybridConfig(
-        vocab_size=vocab, hidden_size=64, intermediate_size=64, shared_intermediate_size=64, num_hidden_layers=4,
-        num_attention_heads=2, num_key_value_heads=1, initializer_range=0.12, max_position_embeddings=128,
-        layer_types=["mamba", "attention"] * 2, num_local_experts=0, num_experts_per_tok=0, mamba_n_heads=4,
-        mamba_d_head=32, mamba_d_state=16, mamba_n_groups=1, bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    model = GraniteMoeHybridForCausalLM(config).eval()
-    model.save_pretrained(folder)
-    return model
+    """A Granite 4 with Mamba-2 layers and attention in turn."""
+    layers, states = ["mamba", "attention"] * 2, {"n_heads": 4, "d_head": 32, "d_state": 16, "n_groups": 1}
+    options = {"num_hidden_layers": 4, "shared_intermediate_size": 64, "num_local_experts": 0, "num_experts_per_tok": 0}
+    options |= {f"mamba_{name}": size for name, size in states.items()} | {"pad_token_id": None}
+    return _random(folder, "granitemoehybrid", vocab, layer_types=layers, **options)
 
 
 def tiny_qwen3_next(folder: Path, vocab: int) -> Any:
-    """A random mixture of experts with gated delta nets and attention in turn, written to `folder`."""
-    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
-
-    torch.manual_seed(3)
-    config = Qwen3NextConfig(
-        vocab_size=vocab, hidden_size=64, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=32, initializer_range=0.12, max_position_embeddings=128,
-        layer_types=["linear_attention", "full_attention"] * 2, linear_num_key_heads=2, linear_num_value_heads=2,
-        linear_key_head_dim=128, linear_value_head_dim=128, num_experts=4, num_experts_per_tok=2,
-        moe_intermediate_size=64, shared_expert_intermediate_size=64, bos_token_id=None, eos_token_id=None,
-        pad_token_id=None,
-    )  # fmt: skip
-    model = Qwen3NextForCausalLM(config).eval()
-    model.save_pretrained(folder)
-    return model
+    """A mixture of experts with gated delta nets and attention in turn."""
+    layers = ["linear_attention", "full_attention"] * 2
+    states = {"num_key_heads": 2, "num_value_heads": 2, "key_head_dim": 128, "value_head_dim": 128}
+    options = {"num_hidden_layers": 4, "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "pad_token_id": None}
+    options |= {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+    options |= {f"linear_{name}": size for name, size in states.items()}
+    return _random(folder, "qwen3_next", vocab, layer_types=layers, **options)
 
 
 def tiny_deepseek(folder: Path, vocab: int) -> Any:
-    """A random DeepSeek-V2 of two dense layers, with the sizes of latents that vLLM's CPU kernel knows, in `folder`."""
-    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
-
-    torch.manual_seed(3)
-    config = DeepseekV2Config(
-        vocab_size=vocab, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, initializer_range=0.12, max_position_embeddings=128, kv_lora_rank=512, q_lora_rank=None,
-        qk_rope_head_dim=64, qk_nope_head_dim=32, v_head_dim=32, first_k_dense_replace=2, n_routed_experts=4,
-        num_experts_per_tok=2, moe_intermediate_size=64, n_shared_experts=1, n_group=1, topk_group=1,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    model = DeepseekV2ForCausalLM(config).eval()
-    model.save_pretrained(folder)
-    return model
+    """A DeepSeek-V2 of two dense layers, with the sizes of latents that vLLM's CPU kernel knows."""
+    latents = {"kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32}
+    experts = {"first_k_dense_replace": 2, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
+    experts |= {"moe_intermediate_size": 64, "n_group": 1, "topk_group": 1}
+    options = {"num_key_value_heads": 2, "v_head_dim": 32, "pad_token_id": None} | latents | experts
+    return _random(folder, "deepseek_v2", vocab, **options)
 
 
 def tiny_smollm2(folder: Path) -> Path:
@@ -152,16 +116,6 @@ def random_adapters(folder: Path, model: Path, number: int) -> list[Path]:
         config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "bias": "none"}
         (path / "adapter_config.json").write_text(json.dumps({**config, "target_modules": layers}))
     return paths
-
-
-SIZES: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 128,
-}
 
 
 def tiny_mimo(folder: Path) -> Path:

@@ -55,10 +55,10 @@ def test_greedy_equals_plain(kind):
     assert not torch.equal(model.generate(**changed, **OPTIONS), model.generate(**mixed, **OPTIONS))
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "gemma3", "paligemma"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_drafters_that_read_the_prompt(name, cache):
-    """The target's own weights, and a text model as drafters; placeholders are ids to them."""
+    """The target's own weights, and a text model as drafters; placeholders are ids, 0 if the vocabulary lacks them."""
     model, inputs = build(BY_NAME[name], "eager"), images(1, 0, 2, name=name)
     options = OPTIONS | {"cache_implementation": cache}
     for drafter in (model, tiny_llama(96)):

@@ -10,7 +10,7 @@ from treespec import TokenRecycling, TreeSpeculation
 from treespec.engine.target_probs import TargetProbs
 from treespec.errors import UnsupportedModeError
 from treespec.hf.generation.processors import TreeProcessors, check_follows_text
-from treespec.protocols import History
+from treespec.protocols import History, Scores
 from treespec.tree import TokenTree, TreeBatch
 
 
@@ -30,7 +30,7 @@ def test_dense_scores_equal_those_on_demand():
         [RepetitionPenaltyLogitsProcessor(1.7), NoRepeatNGramLogitsProcessor(2), TemperatureLogitsWarper(0.7)]
     )
     logits = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
-    probs = TargetProbs(trees, logits, history, TreeProcessors(processors, 3), [0, 1, 2], is_sampling=True)
+    probs = TargetProbs(trees, Scores(logits), history, TreeProcessors(processors, 3), [0, 1, 2], is_sampling=True)
     dense = probs.dense_scores()
     for row, tree in enumerate(trees.trees):
         for node in range(tree.num_nodes):

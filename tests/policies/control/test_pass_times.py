@@ -68,6 +68,15 @@ def test_cold_and_flat_first_passes_leave_a_time_of_plain_ones(rows):
         assert times.predict(np.array([rows]), rows, 300)[0] > 0
 
 
+def test_large_and_steep_passes_leave_a_time_of_plain_ones():
+    """On the line through them, a pass over one token would take less than no time."""
+    times = PassTimes()
+    for _ in range(100):
+        for count in (33, 17, 9, 5):
+            times.update(count, 1, 300, 10.0 * (count - 3))
+    assert times.predict(np.array([1]), 1, 300)[0] > 0
+
+
 def total(times, feature):
     return times.scale * times.relative((1.0, feature))
 
@@ -88,7 +97,7 @@ def test_a_regression_goes_from_the_prior_to_what_was_observed_and_is_never_nega
 
 def test_reading_a_long_text_does_not_count_as_drafting():
     times = DraftTimes(0.05)
-    for _ in range(3):
+    for _ in range(2):  # Two are most of the latest three, whatever was expected.
         times.update(2, 4, 1000, 1, 10.11)
     assert times.reading(500) == pytest.approx(5.0, rel=0.05)
     assert times.predict(np.array([2.0]), np.array([4]))[0] == pytest.approx(0.11, abs=0.01)

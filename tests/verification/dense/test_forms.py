@@ -21,7 +21,7 @@ from treespec import sampling
 from treespec.engine.target_probs import TargetProbs
 from treespec.errors import InvalidTreeError, LogitsError, VocabularyMismatchError
 from treespec.hf.generation.processors import TreeProcessors
-from treespec.protocols import History
+from treespec.protocols import History, Scores
 from treespec.sampling import find_tokens
 from treespec.tree import TokenTree, TreeBatch
 from treespec.verification import RULES, TargetWalk, resolve, verify
@@ -98,7 +98,7 @@ def test_reads_of_a_whole_step(
     coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
     history = History(torch.zeros(30, 1, dtype=torch.int64), torch.ones(30, 1, dtype=torch.bool))
     warpers = TreeProcessors([TemperatureLogitsWarper(0.8), last], num_rows=30)
-    probs = TargetProbs(dataclasses.replace(trees), logits, history, warpers, list(range(30)), is_sampling)
+    probs = TargetProbs(dataclasses.replace(trees), Scores(logits), history, warpers, list(range(30)), is_sampling)
     reads: list[int] = []
     for module in (forms, sampling):
         monkeypatch.setattr(module, "download", lambda *tensors: reads.append(len(tensors)) or list(tensors))

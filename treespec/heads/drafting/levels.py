@@ -38,7 +38,7 @@ class LevelDrafter(HeadDrafter[Head]):
     @property
     def _window(self) -> int | None:
         """How many positions a token sees, itself included; None for all."""
-        return None
+        return self.head.config.layer.window
 
     @abstractmethod
     def _run_text(self, tokens: Tensor, states: Tensor, positions: Tensor, mask: Tensor, keys: DraftingCache) -> Tensor:

@@ -16,10 +16,6 @@ class Eagle(LevelDrafter[EagleHead]):
 
     _head_type = EagleHead
 
-    @property
-    def _window(self) -> int | None:
-        return self.head.config.layer.window
-
     def _run_text(self, tokens: Tensor, states: Tensor, positions: Tensor, mask: Tensor, keys: DraftingCache) -> Tensor:
         return self.head.run(tokens, states.to(self.head.embedding), positions, mask, keys)
 

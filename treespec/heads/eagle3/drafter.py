@@ -16,10 +16,6 @@ class Eagle3(LevelDrafter[Eagle3Head]):
 
     _head_type = Eagle3Head
 
-    @property
-    def _window(self) -> int | None:
-        return self.head.config.layer.window
-
     def _run_text(self, tokens: Tensor, states: Tensor, positions: Tensor, mask: Tensor, keys: DraftingCache) -> Tensor:
         return self.head.run(tokens, self._fuse(states.to(self.head.embedding)), positions, mask, keys)
 

@@ -24,7 +24,7 @@ def run_of(call: Call, outputs: Outputs, observers: Sequence[Observer]) -> Run:
 
     Raises `TreespecError`: see `make_target`, `path_processors`, `Run`.
     """
-    target, drafter, processors = outputs.watched(make_target(call)), call.drafter, call.processors
+    target, drafter, processors = make_target(call), call.drafter, call.processors
     vocab_size, add_ons = target.vocab_size, list(_constraints(call))
     for add_on in add_ons:
         drafter, processors = add_on.for_draft(drafter), add_on.for_paths(processors)

@@ -14,10 +14,9 @@ from treespec.engine.target_probs import TargetProbs
 from treespec.errors import TreespecWarning
 from treespec.hf.cache.growing import use_dynamic_layers
 from treespec.hf.generation.call import Call
-from treespec.hf.generation.output_states import OutputStates
 from treespec.hf.generation.stopping import TreeStopping
 from treespec.hf.introspect import CACHE_NAME
-from treespec.protocols import CausalScorer
+from treespec.protocols import HiddenStates
 from treespec.tree import Path
 
 Output = Tensor | GenerateDecoderOnlyOutput
@@ -27,22 +26,24 @@ class Outputs(Observer):
     """Collects what the caller asked for in addition to the tokens: processed scores, raw logits, hidden states.
 
     Attributes:
-        kept: per row the float32 [V] of every token, under "scores" and "logits" where they are wanted.
+        kept: per row and token what is wanted: "scores" and "logits", float32 [V], and "hidden_states", [layers, H], of
+            the node that gave the token.
     """
 
     def __init__(self, call: Call) -> None:
         self._call = call
         wanted = {"scores": call.config.output_scores, "logits": call.config.output_logits}
+        wanted["hidden_states"] = call.config.output_hidden_states
         names = [name for name, is_wanted in wanted.items() if is_wanted and call.config.return_dict_in_generate]
         self.kept: dict[str, list[list[Tensor]]] = {name: [[] for _ in range(call.num_rows)] for name in names}
-        self._states: OutputStates | None = None
+        self._prompt: tuple[Tensor, ...] = ()
 
-    def watched(self, scorer: CausalScorer) -> CausalScorer:
-        """The scorer, whose hidden states are kept if they are wanted."""
-        if not self._call.state_layers:
-            return scorer
-        self._states = OutputStates(scorer, len(self._call.state_layers), self._call.has_filled_cache)
-        return self._states
+    def on_prefill(self, states: HiddenStates) -> None:
+        """Keep the prompt's hidden states; a filled cache's tokens have none, as in plain `generate`."""
+        self._prompt = tuple(states[layer] for layer in self._call.state_layers)
+        if self._prompt and not self._call.has_filled_cache:  # Columns of nothing but padding were not computed.
+            missing = self._call.num_prompt - self._prompt[0].shape[1]
+            self._prompt = tuple(torch.nn.functional.pad(part, (0, 0, missing, 0)) for part in self._prompt)
 
     def on_path(self, row: int, probs: TargetProbs, index: int, path: Path) -> None:
         """Record the nodes of an accepted path: each gave the token after it."""
@@ -50,6 +51,9 @@ class Outputs(Observer):
             self.kept["scores"][row] += [probs.scores(index, node) for node in path]
         if "logits" in self.kept:
             self.kept["logits"][row] += [probs.logits[index, node].to(torch.float32, copy=True) for node in path]
+        if "hidden_states" in self.kept:
+            states = [probs.hidden_states[layer][index, list(path)] for layer in self._call.state_layers]
+            self.kept["hidden_states"][row] += torch.stack(states, dim=1)
 
     def scores_of(self, row: int, length: int) -> tuple[Tensor, ...] | None:
         """The scores [1, V] of the row's new tokens up to `length` ids, as plain decoding passes them to criteria."""
@@ -76,12 +80,12 @@ class Outputs(Observer):
             sequences=sequences,  # pyright: ignore[reportArgumentType]
             scores=self._stacked("scores", lengths),  # pyright: ignore[reportArgumentType]
             logits=self._stacked("logits", lengths),  # pyright: ignore[reportArgumentType]
-            hidden_states=self._states and self._states.stacked(lengths),  # pyright: ignore[reportArgumentType]
+            hidden_states=self._hidden_states(lengths),  # pyright: ignore[reportArgumentType]
             **{CACHE_NAME: cache},  # pyright: ignore[reportArgumentType]
         )
 
     def _stacked(self, name: str, lengths: Sequence[int]) -> tuple[Tensor, ...] | None:
-        """One float32 [B, V] per position of rows that emitted `lengths[b]` tokens; zeros after a row's end."""
+        """One [B, ...] per position of rows that emitted `lengths[b]` tokens; zeros after a row's end."""
         if name not in self.kept:
             return None
         rows = self.kept[name]
@@ -90,6 +94,13 @@ class Outputs(Observer):
             torch.stack([row[i] if i < length else blank for row, length in zip(rows, lengths, strict=True)])
             for i in range(max(lengths))
         )
+
+    def _hidden_states(self, lengths: Sequence[int]) -> tuple[tuple[Tensor, ...], ...] | None:
+        """As plain `generate` returns them: per token and layer [B, 1, H]; the first are the prompt's, [B, P, H]."""
+        steps = self._stacked("hidden_states", lengths)
+        if steps is None:
+            return None
+        return (self._prompt, *(tuple(step.unsqueeze(2).unbind(1)) for step in steps[1:]))
 
 
 def _final_cache(call: Call, own: Cache | None) -> Cache | None:

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.machine import processor
@@ -63,3 +64,22 @@ def time_pass(scorer: CausalScorer, num_nodes: int) -> float:
     seconds = time.perf_counter() - start
     scorer.commit([()])
     return seconds
+
+
+class FirstTokenClock:
+    """A stopping criterion that stops nothing, and notes when the first step of a call was done.
+
+    Attributes:
+        seconds: since the clock was made, until then.
+        length: of the texts then, in tokens; transformers' assisted decoding adds several to the prompt at once.
+    """
+
+    def __init__(self) -> None:
+        self._start, self.seconds, self.length = time.perf_counter(), 0.0, 0
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        """See `transformers.StoppingCriteria`."""
+        if not self.length:
+            input_ids[0, -1].item()  # Wait for the device.
+            self.seconds, self.length = time.perf_counter() - self._start, input_ids.shape[1]
+        return input_ids.new_zeros(len(input_ids), dtype=torch.bool)

@@ -74,7 +74,7 @@ def _check(facts: ModelFacts, attempts: Sequence[Attempt], is_static: bool) -> D
     (first, make), least = attempts[0], least_tolerance(facts, facts.dtype)
     with suppress(TreespecError, RuntimeError, ValueError, TypeError, LookupError, AttributeError):
         scorer = make(max_cache_len=2 * MAX_CHECKED_WINDOW if is_static else None)
-        error = _largest_error(facts, scorer, check_prompt(facts), rounds_of(facts, first))
+        error = float(round_errors(facts, scorer, check_prompt(facts), rounds_of(facts, first)).max())
         if error <= least:
             return Detection(first, "", least, {first: error})
     return single_tokens_only(facts) or self_check(facts, attempts, is_static)
@@ -95,7 +95,8 @@ def self_check(model: PreTrainedModel | ModelFacts, attempts: Sequence[Attempt],
         for capability, make in attempts:
             name = capability.name.lower()
             try:
-                error = _largest_error(facts, make(max_cache_len=num_slots), prompt, rounds_of(facts, capability))
+                scorer = make(max_cache_len=num_slots)
+                error = float(round_errors(facts, scorer, prompt, rounds_of(facts, capability)).max())
             except torch.OutOfMemoryError:
                 raise
             except (TreespecError, RuntimeError, ValueError, TypeError, LookupError, AttributeError) as failure:
@@ -185,16 +186,25 @@ def _rounding_response(facts: ModelFacts, ids: Int[Tensor, "1 L"], plain: Float[
     return max(float(largest_difference(logits, plain)) for logits in moved)
 
 
-def _largest_error(
-    facts: ModelFacts, scorer: CausalScorer, prompt: Int[Tensor, "1 P"], rounds: Sequence[Round]
-) -> float:
-    """Run the rounds on a scorer; the largest node's difference from an uncached pass, NaN if there is any."""
+def round_errors(
+    facts: ModelFacts,
+    scorer: CausalScorer,
+    prompt: Int[Tensor, "1 P"],
+    rounds: Sequence[Round],
+    draw: Callable[[ModelFacts, int, int], Tensor] = check_tokens,
+) -> Float[Tensor, " rounds"]:
+    """Run rounds on a scorer; each one's largest difference of a node from an uncached pass, NaN if there is any.
+
+    `draw`: the tokens int64 [1, N] of a round, given their number and a seed.
+    """
     scorer.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
-    committed, scored, texts = prompt[0], [], []
+    committed, scored, texts, counts = prompt[0], [], [], []
     for seed, (parents, path) in enumerate(rounds):
-        tokens = check_tokens(facts, len(parents), seed + 2)
+        tokens = draw(facts, len(parents), seed + 2)
         logits = scorer.extend(tokens, torch.tensor([parents], device="cpu")).logits[0]
-        for nodes in paths_to_leaves(parents):
+        paths = _paths_to_leaves(parents)
+        counts.append(len(paths))
+        for nodes in paths:
             scored.append(logits[nodes])
             texts.append(torch.cat([committed, tokens[0, nodes]]))
         scorer.commit([path])
@@ -205,7 +215,7 @@ def _largest_error(
     errors = [
         largest_difference(own, row[end - len(own) : end]) for own, row, end in zip(scored, plain, ends, strict=True)
     ]
-    return float(torch.stack(errors).max())
+    return torch.stack([found.max() for found in torch.stack(errors).split(counts)])
 
 
 def root_tolerance(facts: ModelFacts) -> float:
@@ -227,21 +237,7 @@ def largest_difference(logits: Float[Tensor, "L V"], expected: Float[Tensor, "L 
     return gaps.square().mean(-1).sqrt().max() / spread
 
 
-def path_logits(
-    facts: ModelFacts,
-    num_prompt: int,
-    committed: Int[Tensor, "1 P"],
-    tokens: Int[Tensor, "1 N"],
-    parents: Sequence[int],
-) -> list[tuple[list[int], Tensor]]:
-    """The paths to all leaves (of one depth) with the logits [L, V] of their nodes, by one uncached pass."""
-    paths = paths_to_leaves(parents)
-    ids = torch.cat([committed.expand(len(paths), -1), tokens[0, torch.tensor(paths, device="cpu")]], dim=1)
-    logits = _plain_logits(facts, ids, num_prompt)[:, committed.shape[1] - num_prompt :]
-    return list(zip(paths, logits, strict=True))
-
-
-def paths_to_leaves(parents: Sequence[int]) -> list[list[int]]:
+def _paths_to_leaves(parents: Sequence[int]) -> list[list[int]]:
     """The nodes from the root to every leaf."""
     paths = []
     for leaf in set(range(len(parents))) - set(parents):

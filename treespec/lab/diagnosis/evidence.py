@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from treespec.engine.observer import StepRecord
 from treespec.engine.stats import PHASES, SpeculationStats
 from treespec.errors import ConfigError, TraceError
 from treespec.hf.generation.speculation import TreeSpeculation
@@ -164,17 +165,13 @@ def of_trace(trace: Trace) -> Evidence:
         found.pass_ms = found.pass_ms or pass_ms_of(call.about)
         for number, group in groupby(call.steps, key=lambda step: step.step):
             rows = list(group)
-            if number:
-                stats.record([s.tree() for s in rows], [s.verdict for s in rows], [s.emitted for s in rows])
-            else:
-                stats.num_first_tokens += len(rows)
-                stats.num_emitted_tokens += len(rows)
+            taken = rows[0].seconds  # The batch's.
+            parts = [step.row for step in rows], [step.tree() for step in rows], [step.verdict for step in rows]
+            phases = {phase: seconds for phase, seconds in taken.items() if phase in PHASES}
+            stats.on_step(StepRecord(*parts, [step.emitted for step in rows], phases, is_prompt=not number))
             sums.num_waits += rows[0].waits
-            for phase, seconds in rows[0].seconds.items():  # Times are the batch's.
-                if phase in PHASES:
-                    stats.seconds[phase if number else "prefill"] += seconds
-                else:
-                    sums.seconds[phase] += seconds
+            for phase in sums.seconds:
+                sums.seconds[phase] += taken.get(phase, 0.0)
             for step in rows:
                 sums.add(step)
     return found

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treespec.hf.models.measuring import FirstTokenClock
 from treespec.lab.selftest.agreement import Agreement, Plain, compare, plain_greedy
 
 PLAIN = "plain generate"
@@ -56,48 +57,31 @@ Agreements = dict[str, dict[str, Agreement]]
 """By contestant and prompt, the worst agreement with plain greedy decoding over the rounds."""
 
 
-class _Clock:
-    """A stopping criterion that stops nothing: when the first step was done and its tokens, and the passes so far."""
-
-    def __init__(self, width: int) -> None:
-        self._width, self._start = width, perf_counter()
-        self.reading, self.num_read, self.num_passes = 0.0, 0, 0
-
-    def count(self, *_: Any) -> None:
-        self.num_passes += 1
-
-    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        """See `transformers.StoppingCriteria`."""
-        if not self.num_read:
-            self.reading = perf_counter() - self._start
-            self.num_read = input_ids.shape[0] * (input_ids.shape[1] - self._width)
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-
-
 def timed_call(model: Any, inputs: Mapping[str, Tensor], options: Mapping[str, Any]) -> Run:
-    """Call `generate` and time it: every measured time of this package comes from here.
+    """Call `generate` and time it.
 
     Args:
         inputs: `input_ids` int64 [B, P] and what belongs to them.
-        options: further arguments of `generate`; what `custom_generate` holds counts its own reading.
+        options: further arguments of `generate`. How long the prompt was read is in the statistics of a speculation as
+            `custom_generate`; without one a stopping criterion finds out, and `options` may have no other.
     """
     width, speculation = inputs["input_ids"].shape[1], options.get("custom_generate")
-    clock = _Clock(width)
-    # Speculation asks criteria after every token, which would cost time, and knows when the prompt was read.
-    criteria = {} if speculation is not None else {"stopping_criteria": [clock]}
-    hook = model.register_forward_pre_hook(clock.count)
+    passes: list[Any] = []
+    hook = model.register_forward_pre_hook(lambda module, _: passes.append(module))
     try:
-        start = perf_counter()
+        start, clock = perf_counter(), FirstTokenClock()
+        # Speculation asks criteria after every token, which would cost time.
+        criteria = {} if speculation is not None else {"stopping_criteria": [clock]}
         out = model.generate(**inputs, **criteria, **options)
         new = out[:, width:].tolist()  # On accelerators this waits for the output.
         seconds = perf_counter() - start
     finally:
         hook.remove()
-    rows, reading, num_read = [up_to_end(row, _ends(model)) for row in new], clock.reading, clock.num_read
+    rows = [up_to_end(row, _ends(model)) for row in new]
+    reading, num_read = clock.seconds, len(rows) * max(clock.length - width, 0)
     if speculation is not None:
-        reading = speculation.stats.seconds["prefill"]
-        num_read = len(rows)
-    return Run(rows, seconds, clock.num_passes, reading, num_read)
+        reading, num_read = speculation.stats.seconds["prefill"], len(rows)
+    return Run(rows, seconds, len(passes), reading, num_read)
 
 
 def up_to_end(row: list[int], ends: set[int]) -> list[int]:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.capability import keeps_states, undisturbed
 from treespec.hf.models.make_scorer import make_scorer
-from treespec.hf.models.selfcheck import largest_difference, path_logits, tolerance_of
+from treespec.hf.models.selfcheck import largest_difference, round_errors, tolerance_of
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.hf.recurrent.scorer import StateScorer
 from treespec.lab.selftest.report import FAILED, OK, WARNING, Outcome
@@ -28,12 +29,8 @@ def check_passes(subject: Subject) -> Outcome:
     with undisturbed(subject.facts):
         prompt = subject.prompts[0][None]
         tolerance = tolerance_of(subject.facts, prompt)
-        scorer = _tree_scorer(subject)
-        scorer.prefill(prompt[:, :-1], torch.ones_like(prompt[:, :-1], dtype=torch.bool))
-        fresh = _error(subject, scorer, prompt[:, :-1], 1)
-        tokens = _tokens(subject, 1)
-        scorer.commit([PATH])
-        after = _error(subject, scorer, torch.cat([prompt[:, :-1], tokens[:, list(PATH)]], 1), 2)
+        rounds = [(PARENTS, PATH)] * 2
+        fresh, after = round_errors(subject.facts, _tree_scorer(subject), prompt[:, :-1], rounds, _tokens).tolist()
         numbers = f"{max(fresh, after):.1e} standard deviations of the logits, {tolerance:.1e} are rounding"
         if fresh <= tolerance and after <= tolerance:
             return OK, f"agree with path logits: at most {numbers}"
@@ -47,16 +44,9 @@ def check_passes(subject: Subject) -> Outcome:
     return WARNING, f"differ from path logits by {numbers} ({cause}): it decodes by chains or plainly, exact but slower"
 
 
-def _error(subject: Subject, scorer: TreeScorer, committed: Tensor, seed: int) -> float:
-    tokens = _tokens(subject, seed)
-    logits = scorer.extend(tokens, torch.tensor([PARENTS], device="cpu")).logits[0]
-    paths = path_logits(subject.facts, len(subject.prompts[0]) - 1, committed, tokens, PARENTS)
-    return float(torch.stack([largest_difference(logits[path], plain) for path, plain in paths]).max())
-
-
 def _cause(subject: Subject, tolerance: float) -> str:
     """Which rule of a tree pass is broken, by changing what a node must not, or must, depend on."""
-    tokens = _tokens(subject, 1)
+    tokens = _tokens(subject.facts, len(PARENTS), 1)
     logits = _score(subject, tokens, PARENTS)
     others, ancestor = tokens.clone(), tokens.clone()
     others[0, list(OTHERS)] = tokens[0, list(OTHERS)].roll(1)
@@ -83,9 +73,9 @@ def _score(subject: Subject, tokens: Tensor, parents: Sequence[int]) -> Tensor:
     return scorer.extend(tokens, torch.tensor([list(parents)], device="cpu")).logits[0]
 
 
-def _tokens(subject: Subject, seed: int) -> Tensor:
+def _tokens(facts: ModelFacts, count: int, seed: int) -> Tensor:
     """Different tokens for all nodes, int64 [1, N], from the middle of the vocabulary."""
-    size = subject.facts.num_logits
+    size = facts.num_logits
     generator = torch.Generator("cpu").manual_seed(seed)
     order = size // 8 + torch.randperm(size - size // 8, generator=generator, device="cpu")
-    return order[None, : len(PARENTS)].to(subject.facts.device)
+    return order[None, :count].to(facts.device)

@@ -51,7 +51,7 @@ class Recorder(Observer):
         self._about, self._drafter, self._texts = about, drafter, Texts(tokenizer)
         self._records: list[dict[str, Any]] = []
         self._distributions: dict[str, Tensor] | None = None
-        self._num_steps, self._prefill = 0, 0.0
+        self._num_steps = 0
 
     def __enter__(self) -> Self:
         self.file.begin(self._about)
@@ -66,9 +66,6 @@ class Recorder(Observer):
         self._timer = TimedProcessors(processors)
         timed: Any = self._timer
         return processors if type(processors) is NoProcessors else timed
-
-    def on_prefill(self, seconds: float) -> None:
-        self._prefill = seconds
 
     def on_verified(self, step: VerifiedTrees) -> None:
         """Read the step."""
@@ -94,15 +91,15 @@ class Recorder(Observer):
         if not self.file.is_recording:
             return
         wall = stats.perf_counter() - self._step_began
-        taken = step.seconds | {"prefill": self._prefill}
-        taken |= {"processors": self._timer.seconds, "other": max(wall - sum(taken.values()), 0.0)}
+        unnamed = max(wall - sum(step.seconds.values()), 0.0)
+        taken = step.seconds | {"processors": self._timer.seconds, "other": unnamed}
         after: dict[str, Any] = {"seconds": {phase: short(value) for phase, value in taken.items()}}
         after |= {"waits": WAITS.total() - self._waits, "choice": _choice_record(step.choice)}
         for record, tokens in zip(self._records, step.emitted, strict=True):
             record |= {"emitted": list(tokens), "pieces": self._texts.pieces(record["row"], tokens), **after}
             record["texts"] = self._texts.new([*record["tokens"], record["next_token"]])
         self.file.append(self._records, self._distributions)
-        self._num_steps, self._prefill = self._num_steps + 1, 0.0
+        self._num_steps += 1
         self._start_step()
 
     def _start_step(self) -> None:

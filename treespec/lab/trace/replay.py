@@ -12,7 +12,7 @@ from treespec.data.tensor_file import open_tensors
 from treespec.engine.target_probs import TargetProbs
 from treespec.errors import ConfigError, TraceError
 from treespec.lab.trace.records import Trace, TracedStep
-from treespec.protocols import VerificationRule
+from treespec.protocols import Scores, VerificationRule
 from treespec.sampling import NoProcessors
 from treespec.tree import TreeBatch, Verdict
 from treespec.tree.history import History
@@ -97,7 +97,7 @@ def _load(
     kept = [_kept(step, *bounds) for step in rows]
     trees = TreeBatch.from_trees([step.tree(table) for step in rows]).select_nodes(kept)
     cut = [found[nodes] for found, nodes in zip(scores, kept, strict=True)]
-    padded = torch.nn.utils.rnn.pad_sequence(cut, batch_first=True)
+    padded = Scores(torch.nn.utils.rnn.pad_sequence(cut, batch_first=True))
     roots = trees.tokens[:, :1]
     history = History(roots, torch.ones_like(roots, dtype=torch.bool))  # The scores are processed already.
     return TargetProbs(trees, padded, history, NoProcessors(), [step.row for step in rows], is_sampling=True), kept

@@ -108,7 +108,7 @@ class Control(ShowsOptions, StepControl):
             raise ConfigError(f"pass_ms must be milliseconds by number of nodes, as {{1: 30.0}}, got {pass_ms!r}")
         for nodes, ms in (pass_ms or {}).items():
             check_count("a number of nodes in pass_ms", nodes)
-            check_number("a time in pass_ms", ms, lambda ms: ms > 0, "be positive")
+            check_number("a time in pass_ms", ms, lambda ms: 0 < ms < np.inf, "be positive and finite")
         self._kept, self._drafter = dict[tuple, _Learned](), None
         self.begin(CallFacts(None))
 
