@@ -154,21 +154,22 @@ class CachedTree:
 
 BOTTOM_UP = {"block", "traversal", "transport_traversal"}
 """Rules that end where a coin accepts and go on otherwise."""
-WHOLE = {"typical_acceptance"}
-"""Rules that compare paths. All others start again at every node that they accept."""
+BY_NODE = {"target_walk", "token", "recursive", "k_seq", "optimal_transport", "ensemble", "threshold"}
+"""Rules that start again at every node that they accept."""
 
 
 def mean_accepted(rule: VerificationRule, tree: Any, target_probs: Callable[[int], Tensor]) -> float:
     """Mean number of accepted draft tokens over all coins and draws of a rule on one tree, by enumeration.
 
-    One run visits all outcomes of a bottom-up rule; rules that start again at every node are enumerated node by node.
+    One run visits all outcomes of a bottom-up rule; rules that start again at every node are enumerated node by node,
+    others whole.
     """
-    if rule.name in WHOLE:
-        return sum(weight * verdict.num_accepted for weight, verdict in outcomes(rule, tree, target_probs))
     if rule.name in BOTTOM_UP:
         refusing = RefusingSource(tree.depths)
         rule.verify(tree, target_probs, refusing)
         return refusing.mean_depth
+    if rule.name not in BY_NODE:
+        return sum(weight * verdict.num_accepted for weight, verdict in outcomes(rule, tree, target_probs))
     reached = {0: 1.0}
     for node in range(tree.num_nodes):
         if tree.children(node) and reached[node] > 0:

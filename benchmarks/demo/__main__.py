@@ -44,7 +44,7 @@ class DemoBench(Bench):
     def __init__(self, model: Any, tokenizer: Any, chosen: list[Prompt], num_new: int) -> None:
         super().__init__(model, {prompt.name: prompts.encode(tokenizer, [prompt]) for prompt in chosen}, num_new)
         self.tokenizer = tokenizer
-        self._head = load_drafter(shipped_head(smollm2.NAME), model)
+        self._head: Any = load_drafter(shipped_head(smollm2.NAME), model)
         prepack_linears(self._head.head)
 
     def drafters(self) -> list[Any]:

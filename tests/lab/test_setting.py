@@ -107,22 +107,20 @@ def test_settings_of_other_models_and_machines(tmp_path):
         treespec.load_setting(tmp_path / "a.json", MODEL)
 
 
-class Mine(treespec.SuffixLookup):
-    """A drafter of another file."""
-
-    def __repr__(self):
-        return "Mine()"
-
-
-def test_a_drafter_is_added_by_registering_it(tmp_path):
-    """Commands, studies and setting files know it by its name."""
-    DRAFTERS.register("mine", Mine)
+@pytest.mark.parametrize("part", ["nowhere.module:Drafter", lambda needed: needed], ids=["no module", "an argument"])
+def test_a_drafter_that_cannot_be_made_harms_no_other(tmp_path, part):
+    DRAFTERS.register("broken", part)
     try:
-        treespec.save_setting(TreeSpeculation([Mine(), treespec.TokenRecycling()], tree=4), tmp_path / "a.json", MODEL)
-        assert Setting.load(tmp_path / "a.json").drafters == ("mine", "recycling")
-        identical(MODEL, prompt(), treespec.load_setting(tmp_path / "a.json", MODEL), max_new_tokens=6)
+        treespec.save_setting(TreeSpeculation(treespec.SuffixLookup(), tree=4), tmp_path / "a.json", MODEL)
     finally:
-        DRAFTERS.forget("mine")
+        DRAFTERS.forget("broken")
+    assert Setting.load(tmp_path / "a.json").drafters == ("suffix",)
+
+
+def test_only_a_speculation_is_written(tmp_path):
+    for wrong in (5, treespec.SuffixLookup()):
+        with pytest.raises(ConfigError, match="a setting describes a TreeSpeculation, got"):
+            treespec.save_setting(wrong, tmp_path / "a.json", MODEL)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path):

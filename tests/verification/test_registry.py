@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,12 @@ from treespec.errors import (
     ConfigError,
     RuleMismatchError,
 )
-from treespec.protocols import VerificationRule
+from treespec.protocols import RandomSource, VerifiableTree, VerificationRule
+from treespec.testing.exact import enumerate_traces
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.verification import RULES, TargetWalk, Traversal, get_rule, resolve, supporting_rules, verify
+from treespec.verification.dense.forms import has_dense_form
+from treespec.vllm.options import Options
 
 CHAIN = TreeBatch.from_trees([TokenTree.chain([0, 1, 2], DISTRIBUTIONS)])
 
@@ -134,6 +138,8 @@ def test_a_registration_that_leads_nowhere_is_named_and_harms_no_other_rule(regi
         get_rule("toy")
     with pytest.raises(RuleMismatchError, match=r"lossless rules that can: .*traversal"):
         resolve("block", True, IID)
+    with pytest.raises(ConfigError, match=r"no verification rule is called 'nope'; choose from auto, target_walk"):
+        Options(verification="nope")
     assert "toy" not in supporting_rules(IID)
 
 
@@ -141,6 +147,40 @@ def test_anything_but_a_rule_is_refused_when_it_is_registered() -> None:
     with pytest.raises(ConfigError, match="a verification rule is"):
         RULES.register("toy", torch.softmax)  # pyright: ignore[reportArgumentType]
     assert "toy" not in RULES
+
+
+class Drawing:
+    """A source of random outcomes that notes the depths at which tokens are drawn."""
+
+    def __init__(self, rng: RandomSource, tree: VerifiableTree) -> None:
+        self.flip, self._rng, self._tree = rng.flip, rng, tree
+        self.depths: list[int] = []
+
+    def pick(self, node: int, weights: Any) -> int:
+        self.depths.append(self._tree.depths[node])
+        return self._rng.pick(node, weights)
+
+
+DEEP = TreeBatch.from_trees([TokenTree(torch.tensor([0, 1, 2, 0, 1]), torch.tensor([-1, 0, 0, 1, 1]))])
+DENSE = [
+    (rule, trees)
+    for rule in RULES.values()
+    for trees in (SELECTED, IID, MIXED, WITHOUT_REPLACEMENT, CHAIN, DEEP)
+    if has_dense_form(rule) and rule.reason_against(trees) is None
+]
+
+
+@pytest.mark.parametrize(("rule", "trees"), DENSE, ids=lambda value: getattr(value, "name", ""))
+def test_what_has_a_dense_form_draws_at_most_one_token_per_depth(rule: VerificationRule, trees: TreeBatch) -> None:
+    """A server's seeds depend on it: nodes of one depth share a number."""
+    tree, sources = trees.trees[0], []
+
+    def run(rng: RandomSource) -> Verdict:
+        sources.append(Drawing(rng, tree))
+        return rule.verify(tree, uniform(tree.num_nodes, 3).__getitem__, sources[-1])
+
+    assert sum(float(weight) for weight, _ in enumerate_traces(run)) == pytest.approx(1)
+    assert all(len(set(source.depths)) == len(source.depths) > 0 for source in sources)
 
 
 def test_rules_of_the_literature_are_imported_when_they_are_named() -> None:

@@ -1,9 +1,19 @@
 """Drafters by name."""
 
 from collections.abc import Callable
+from typing import Any
 
+from treespec.errors import ConfigError
 from treespec.protocols import Drafter
 from treespec.registry import Registry
+
+
+def _checked(make: Any) -> Any:
+    """A class or a function. Raises `ConfigError`: anything else."""
+    if not callable(make):
+        raise ConfigError(f"a drafter is registered by its class or a function that makes it, got {make!r:.60}")
+    return make
+
 
 DRAFTERS: Registry[Callable[[], Drafter]] = Registry(
     "drafter",
@@ -11,6 +21,8 @@ DRAFTERS: Registry[Callable[[], Drafter]] = Registry(
         "recycling": "treespec.drafters.lookup.recycling:TokenRecycling",
         "suffix": "treespec.drafters.lookup.suffix:SuffixLookup",
     },
+    made=_checked,
 )
-"""What makes the drafters that any model can have, by the name that commands and setting files use. One of yours is
-added by `DRAFTERS.register("mine", "my_package.my_module:MyDrafter")`, a class with defaults for all its arguments."""
+"""What makes the drafters that any model can have, by the name that commands, configurations and setting files use. One
+of yours is added by `DRAFTERS.register("mine", "my_package.my_module:MyDrafter")`, a class with defaults for all its
+arguments."""

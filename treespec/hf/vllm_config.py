@@ -7,35 +7,31 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from treespec.checks import check_count
-from treespec.drafters import SuffixLookup, SuffixStore, TokenRecycling
+from treespec.drafters import SuffixLookup, SuffixStore
+from treespec.drafters.registry import DRAFTERS
 from treespec.errors import ConfigError
-from treespec.heads import Assistant, Medusa
 from treespec.heads.files.kinds import KINDS
 from treespec.hf.engine_words import in_vllm_words
 from treespec.hf.generation.speculation import TreeSpeculation
-from treespec.hf.loading.assistant import is_assistant
 from treespec.hf.loading.drafters import make_draft_model
+from treespec.hf.loading.formats import FORMATS, MTP, format_of
 from treespec.hf.loading.heads import load_drafter
 from treespec.hf.loading.models import load_model, load_tokenizer
-from treespec.hf.loading.mtp import load_mtp
 from treespec.policies import Chain, Paths
 from treespec.protocols import Drafter
 from treespec.tree import parse_paths
 
 _KEYS: dict[str, set[str]] = {
     "draft_model": {"model", "tokenizer", "assistant_tokenizer"},
-    "medusa": {"model"},
-    "mtp": {"model"},
     "ngram": {"prompt_lookup_max", "prompt_lookup_min"},
     "ngram_gpu": {"prompt_lookup_max", "prompt_lookup_min"},
     "suffix": {
         f"suffix_decoding_{name}"
         for name in ("max_tree_depth", "max_cached_requests", "min_token_prob", "max_spec_factor")
     },
-    "token_recycling": set(),
 }
-_METHODS = {"dflash2": "dflash", "peagle": "eagle3"}
-"""Kinds of heads that vLLM runs by another's method."""
+_METHODS = {"assistant": "mtp", "dflash2": "dflash", "peagle": "eagle3"}
+"""What vLLM runs by another's method."""
 _COMMON = {"method", "num_speculative_tokens", "speculative_token_tree"}
 
 
@@ -47,12 +43,12 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
             `speculative_token_tree` (a list of rank paths as a literal; a chain without it), and the method's own keys:
             "draft_model": `model` (name, folder or model); with another tokenizer than the target's `tokenizer` (the
             target's) and `assistant_tokenizer` (its own), names or tokenizers. "eagle", "eagle3", "dflash", "dspark",
-            "medusa": `model`, the head's name or folder. "mtp": `model`, the files, if they are not the target's, or a
-            Gemma 4 assistant's.
+            "medusa" and other kinds of heads: `model`, the head's name or folder. "mtp": `model`, the files, if they
+            are not the target's, or a Gemma 4 assistant's.
             "ngram" and "ngram_gpu": `prompt_lookup_max`, `prompt_lookup_min`. "suffix": `suffix_decoding_` with
             `max_tree_depth`, `min_token_prob`, `max_spec_factor`, and `max_cached_requests`, 0 for no store.
-            treespec's own "token_recycling" has none. With `speculative_algorithm` these are the arguments of SGLang's
-            server, with `decoding_type` TensorRT-LLM's settings, see `in_vllm_words`.
+            Other drafters of `DRAFTERS`, "recycling" among them, have none. With `speculative_algorithm` these are
+            the arguments of SGLang's server, with `decoding_type` TensorRT-LLM's settings, see `in_vllm_words`.
         target: the target model, for heads and "mtp", which read its embedding and states.
         options: keyword arguments of `TreeSpeculation` except `tree`.
 
@@ -69,7 +65,7 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
     method = config.get("method")
     if isinstance(method, str) and method.endswith("_mtp"):  # vLLM's older names, one for each architecture.
         method = "mtp"
-    known = _KEYS | {kind: {"model"} for kind in KINDS}
+    known = {name: set[str]() for name in DRAFTERS} | {name: {"model"} for name in (*KINDS, *FORMATS)} | _KEYS
     known["eagle3"] = {"model", "parallel_drafting"}
     if not isinstance(method, str) or method not in known:
         raise ConfigError(f"method must be one of {sorted(known)}, got {method!r}")
@@ -102,22 +98,12 @@ def _drafter(method: str, config: Mapping[str, Any], target: PreTrainedModel | N
         if target_tokenizer is None and tokenizer is None:
             return model
         return make_draft_model(model, target_tokenizer=target_tokenizer, tokenizer=tokenizer)
-    if method in KINDS:
-        return _trained_head(method, config, target)
-    if method == "medusa":
-        heads = config.get("model")
-        if not isinstance(heads, (str, Path)):
-            raise ConfigError(f"method 'medusa' needs 'model': the folder or file of the heads, got {heads!r}")
-        return Medusa.load(heads)
-    if method == "mtp":
-        target, files = _needed(method, target), config.get("model")
-        if files is not None and is_assistant(files):
-            return load_drafter(files, target)
-        return load_mtp(target, files)
-    if method == "token_recycling":
-        return TokenRecycling()
+    if method in KINDS or method in FORMATS:
+        return _trained(method, config, target)
     if method == "suffix":
         return _suffix(config)
+    if method in DRAFTERS:
+        return DRAFTERS[method]()
     longest = config.get("prompt_lookup_max", 5)
     shortest = config.get("prompt_lookup_min", 1)
     return SuffixLookup(max_match=longest, min_match=shortest, is_longest_only=True)
@@ -138,21 +124,20 @@ def _suffix(config: Mapping[str, Any]) -> SuffixLookup:
     return SuffixLookup(**options)
 
 
-def _trained_head(method: str, config: Mapping[str, Any], target: PreTrainedModel | None) -> Drafter:
-    name = config.get("model")
-    if not isinstance(name, (str, Path)):
+def _trained(method: str, config: Mapping[str, Any], target: PreTrainedModel | None) -> Drafter:
+    name = config.get("model", MTP if method == MTP else None)
+    if not isinstance(name, (str, Path, PreTrainedModel)):
         raise ConfigError(f"method {method!r} needs 'model': the head's name or folder, got {name!r}")
-    drafter = load_drafter(name, _needed(method, target))
-    found = "mtp" if isinstance(drafter, Assistant) else drafter.head.config.algorithm
+    if target is None:
+        raise ConfigError(f"method {method!r} needs the target model: from_config(config, target=model)")
+    form = format_of(name)
+    if form is None and method in FORMATS:  # Files that do not say what they are, such as a whole checkpoint's.
+        return FORMATS[method].load(name, target, None)
+    drafter: Any = load_drafter(name, target)
+    found = form.name if form else drafter.head.config.algorithm
     if method not in (found, _METHODS.get(found)):
         raise ConfigError(f"{name} holds a head of method {found!r}, the configuration says {method!r}")
     is_parallel = found == "peagle"
     if config.get("parallel_drafting", is_parallel) is not is_parallel:
         raise ConfigError(f"parallel_drafting must be {is_parallel} for {name}, got {config['parallel_drafting']!r}")
     return drafter
-
-
-def _needed(method: str, target: PreTrainedModel | None) -> PreTrainedModel:
-    if target is None:
-        raise ConfigError(f"method {method!r} needs the target model: from_config(config, target=model)")
-    return target

@@ -13,11 +13,10 @@ from treespec.drafters.lookup.warm_start import WarmStart
 from treespec.drafters.registry import DRAFTERS
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.files.fitting import shipped_head
-from treespec.hf.loading.assistant import is_assistant
 from treespec.hf.loading.drafters import make_draft_model
+from treespec.hf.loading.formats import format_of
 from treespec.hf.loading.heads import load_drafter
 from treespec.hf.loading.models import load_model, load_tokenizer, quiet_transformers
-from treespec.hf.loading.mtp import MTP
 
 LOOKUPS = ("recycling", "suffix")
 """What drafts for any model where nothing was chosen."""
@@ -79,7 +78,7 @@ def _load(name: Any, model: PreTrainedModel, tokenizer: Any) -> Any:
     try:
         return load_drafter(name, model)
     except CheckpointError:
-        if name == MTP or is_assistant(name):
+        if format_of(name):
             raise
         # Not a head; loading it as a model gives the error that names the files.
         draft: Any = load_model(str(name)).eval()

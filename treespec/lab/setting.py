@@ -6,6 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -166,7 +167,7 @@ def tree_name(policy: Any) -> dict[str, Any]:
 def drafter_names(drafter: Any) -> tuple[str, ...]:
     """The names of registered drafters with their default options, merged ones too. Raises `ConfigError`: others."""
     parts = drafter.drafters if isinstance(drafter, Merge) else [drafter]
-    known = {repr(make()): name for name, make in DRAFTERS.items()}
+    known = _registered()
     unknown = [part for part in parts if repr(part) not in known]
     if unknown:
         raise ConfigError(
@@ -174,6 +175,15 @@ def drafter_names(drafter: Any) -> tuple[str, ...]:
             "that it was loaded from"
         )
     return tuple(known[repr(part)] for part in parts)
+
+
+def _registered() -> dict[str, str]:
+    """The names of drafters by how they show themselves with default options, without those that cannot be made."""
+    found = {}
+    for name in DRAFTERS:
+        with suppress(TypeError, TreespecError):
+            found[repr(DRAFTERS[name]())] = name
+    return found
 
 
 def model_sizes(model: PreTrainedModel) -> dict[str, int]:
@@ -248,9 +258,11 @@ def save_setting(
             those of lookups with their default options.
 
     Raises:
-        ConfigError: a tree or a drafter that a file cannot describe.
+        ConfigError: no `TreeSpeculation`, or a tree or a drafter that a file cannot describe.
         OSError: the file cannot be written.
     """
+    if not isinstance(speculation, TreeSpeculation):
+        raise ConfigError(f"a setting describes a TreeSpeculation, got {speculation!r:.60}")
     options = speculation.options
     rule, policy = options.verification, tree_name(options.policy)
     if drafters is None:

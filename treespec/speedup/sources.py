@@ -17,8 +17,9 @@ from treespec.errors import TreespecError
 from treespec.heads.files.checkpoint import PICKLES
 from treespec.heads.files.fitting import shipped_head
 from treespec.hf.introspect import num_logits
+from treespec.hf.loading.formats import MTP
 from treespec.hf.loading.heads import load_drafter
-from treespec.hf.loading.mtp import MTP, load_mtp, num_mtp_layers, own_draft_vocab
+from treespec.hf.loading.mtp import load_mtp, num_mtp_layers, own_draft_vocab
 from treespec.protocols import Drafter
 
 KNOWN_HEADS: dict[str, list[str]] = json.loads(Path(__file__).with_name("known_heads.json").read_text())

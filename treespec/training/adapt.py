@@ -15,8 +15,8 @@ from treespec.checks import check_count
 from treespec.data.tensor_file import whole
 from treespec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from treespec.heads import Eagle3, Mtp, PEagle
-from treespec.hf.loading.heads import find_folder, load_drafter
-from treespec.hf.loading.mtp import MTP
+from treespec.hf.loading.formats import MTP, find_folder
+from treespec.hf.loading.heads import load_drafter
 from treespec.lab.tables import markdown_table
 from treespec.speedup.sources import Found, take_trained
 from treespec.training.evaluate import Evaluation

@@ -19,8 +19,9 @@ from treespec.heads.modules.rotary import rope_settings
 from treespec.heads.mtp.module import MtpHead
 from treespec.heads.peagle.module import PEagleHead
 from treespec.hf.introspect import num_logits
+from treespec.hf.loading.formats import MTP
 from treespec.hf.loading.heads import load_head, vocabulary_weights
-from treespec.hf.loading.mtp import MTP, load_mtp
+from treespec.hf.loading.mtp import load_mtp
 from treespec.training.features import decoder_layers
 from treespec.training.objective import Learner
 from treespec.training.options import TrainingConfig

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from treespec.drafters import Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
 from treespec.drafters.base import single_nodes
+from treespec.drafters.registry import DRAFTERS
 from treespec.errors import ConfigError
 from treespec.policies.control import CallFacts, Control
 from treespec.protocols import Scores, ServingDrafter, Session, VerifiedStep
@@ -23,7 +24,7 @@ from treespec.tree.highest import highest
 from treespec.tree.history import History
 from treespec.tree.transfer import download
 from treespec.vllm.drafts import depth_first
-from treespec.vllm.options import READERS, Options
+from treespec.vllm.options import MERGE, READERS, Options
 from treespec.vllm.pages import OnPages
 
 if TYPE_CHECKING:
@@ -187,22 +188,20 @@ def make_drafter(options: Options, reader: Reader | None = None) -> ServingDraft
         ConfigError: a class that cannot be imported, or one whose objects are no `ServingDrafter`.
         CheckpointError: the warm start cannot be read.
     """
-    if ":" in options.drafter:
-        drafter = _import(options.drafter)()
-        if not isinstance(drafter, ServingDrafter):
-            raise ConfigError(
-                f"{options.drafter} cannot serve requests that come and go: it needs start, propose, update, "
-                "select_rows and add_rows"
-            )
-        return drafter
     name = options.warm_start
     load = WarmStart.load if name and name.endswith(".safetensors") else WarmStart.shipped
     warm = load(name) if name is not None else None
     recycling = TokenRecycling() if warm is None else warm.recycling()
     suffix = SuffixLookup(store=SuffixStore()) if warm is None else warm.suffix()
     made: dict[str, Any] = {"recycling": recycling, "suffix": suffix, **dict.fromkeys(READERS, reader)}
-    made["merge"] = Merge([*([reader] if reader else []), recycling, suffix])
-    return made[options.drafter]
+    made[MERGE] = Merge([*([reader] if reader else []), recycling, suffix])
+    if options.drafter in made:
+        return made[options.drafter]
+    drafter = (DRAFTERS[options.drafter] if options.drafter in DRAFTERS else _import(options.drafter))()
+    if not isinstance(drafter, ServingDrafter):
+        methods = "start, propose, update, select_rows and add_rows"
+        raise ConfigError(f"{options.drafter} cannot serve requests that come and go: it needs {methods}")
+    return drafter
 
 
 def _import(path: str) -> Callable[[], object]:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 METHOD = "treespec"
 READERS = {"head": "a folder or the name of one that ships with treespec", "draft_model": "a folder or a hub name"}
 """Drafters that are models, by the option that names their files, and what that may be."""
-DRAFTERS = ("recycling", "suffix", "merge", *READERS)
+MERGE = "merge"
+"""Both lookups, and the model if there is one."""
 OWN_LAYERS = "mtp"
 """The head that is in the target's own checkpoint."""
 TREE, OLD_TREE = "tree", "speculative_token_tree"
@@ -30,7 +31,7 @@ class Options:
     """
 
     num_speculative_tokens: int = 15
-    drafter: str = "merge"
+    drafter: str = MERGE
     tree: int | str | Sequence[Sequence[int]] = AUTO
     verification: str = AUTO
     warm_start: str | None = None
@@ -40,8 +41,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_count("num_speculative_tokens", self.num_speculative_tokens)
-        if not isinstance(self.drafter, str) or (self.drafter not in DRAFTERS and ":" not in self.drafter):
-            raise ConfigError(f"drafter must be one of {', '.join(DRAFTERS)} or 'module:Class', got {self.drafter!r}")
+        self._check_drafter()
         for name in ("warm_start", *READERS):
             if (value := getattr(self, name)) is not None and not isinstance(value, str):
                 raise ConfigError(f"{name} must be files or a model's name, got {value!r}")
@@ -53,22 +53,28 @@ class Options:
         if self.verification != AUTO:
             self._check_rule()
 
+    def _check_drafter(self) -> None:
+        from treespec.drafters.registry import DRAFTERS
+
+        names = (*DRAFTERS, MERGE, *READERS)
+        if not isinstance(self.drafter, str) or (self.drafter not in names and ":" not in self.drafter):
+            raise ConfigError(f"drafter must be one of {', '.join(names)} or 'module:Class', got {self.drafter!r}")
+
     def _check_reader(self) -> None:
         given = [name for name in READERS if getattr(self, name) is not None]
         if self.drafter in READERS and self.drafter not in given:
             raise ConfigError(f"drafter={self.drafter!r} needs {self.drafter}=, {READERS[self.drafter]}")
-        if len(given) > 1 or (given and self.drafter not in (*given, "merge")):
-            drafts = f"one model drafts, with drafter={given[0]!r} or 'merge'"
+        if len(given) > 1 or (given and self.drafter not in (*given, MERGE)):
+            drafts = f"one model drafts, with drafter={given[0]!r} or {MERGE!r}"
             raise ConfigError(f"{drafts}: leave out one of {' and '.join(given)} and {self.drafter!r}")
 
     def _check_rule(self) -> None:
         from treespec.policies import Paths
-        from treespec.verification.registry import RULES
+        from treespec.verification.registry import get_rule
 
-        rule = RULES.get(self.verification)
-        if rule is None or not rule.is_lossless:
-            lossless = ", ".join([AUTO, *(name for name, rule in RULES.items() if rule.is_lossless)])
-            raise ConfigError(f"verification must be one of {lossless}, got {self.verification!r}")
+        rule = get_rule(self.verification)
+        if not rule.is_lossless:
+            raise ConfigError(f"verification must be 'auto' or a lossless rule, got {self.verification!r}")
         is_chain = isinstance(self.policy, Paths) and not any(map(any, self.policy.paths))
         if getattr(getattr(rule, "requirements", None), "is_chain_only", False) and not is_chain:
             chain = "give a tree of one path, such as [(0,), (0, 0), (0, 0, 0)], or another rule"

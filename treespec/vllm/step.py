@@ -12,11 +12,11 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 
 from treespec.tree import PADDING_PARENT, TreeBatch, Verdict
 from treespec.verification import resolve
-from treespec.verification.dense.forms import follow_picks
+from treespec.verification.dense.forms import follow_picks, has_dense_form
 from treespec.vllm.drafts import NO_TOKEN
 from treespec.vllm.layout import Step
 from treespec.vllm.scores import LEAST_TEMPERATURE, Outputs, path_scores, target_probs
-from treespec.vllm.streams import DRAWS_BY_DEPTH, Streams
+from treespec.vllm.streams import Streams
 from treespec.vllm.verifying import FlatProbs, verify_sampled
 
 
@@ -54,7 +54,8 @@ class StepVerifier:
         target = FlatProbs(scores, torch.from_numpy(numbers).to(device), torch.tensor(rows, device=device), as_probs)
         rule = resolve(self._verification, True, trees)
         lengths, seeds = [len(requests.outputs[row]) for row in rows], [requests.params[row].seed for row in rows]
-        coins, draws = self._streams.uniforms(trees, seeds, lengths, rule.name in DRAWS_BY_DEPTH)
+        # What has a dense form draws at most one token per depth: after the path's nodes, or only at its end.
+        coins, draws = self._streams.uniforms(trees, seeds, lengths, has_dense_form(rule))
         return verify_sampled(rule, trees, target, coins, draws)
 
 

@@ -8,8 +8,6 @@ import torch
 from treespec.tree import TreeBatch
 from treespec.verification.dense.scans import Uniforms
 
-DRAWS_BY_DEPTH = frozenset({"target_walk", "token", "block", "recursive", "traversal"})
-"""Rules that draw at most one token per depth."""
 WORDS = 4
 """Numbers of Philox per value of its counter."""
 
@@ -29,7 +27,7 @@ class Streams:
     ) -> tuple[Uniforms, Uniforms]:
         """Coins and draws, float64 [B, N], for requests that have emitted `lengths` tokens.
 
-        `is_by_depth`: the rule draws at most one token per depth, see `DRAWS_BY_DEPTH`.
+        `is_by_depth`: the rule draws at most one token per depth.
         """
         coins, draws = self._shared.random((2, *trees.tokens.shape))
         for row, (seed, length) in enumerate(zip(seeds, lengths, strict=True)):

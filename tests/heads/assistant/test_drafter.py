@@ -149,12 +149,13 @@ def test_folders_configurations_merges_and_speed_up(target, tmp_path):
     found = speed_up(model)
     try:
         assert isinstance(found.found.drafters[0], Assistant)
+        assert isinstance(from_config(given | {"method": "assistant"}, target=model).drafter, Assistant)
         for speculation in (from_config(given, target=model), merged, found):
             identical(model, left_padded([9, 4]), speculation)
         assert merged.stats.num_draft_tokens > 0
     finally:
         found.restore()
-    with pytest.raises(ConfigError, match="holds a head of method 'mtp'"):
+    with pytest.raises(ConfigError, match="holds a head of method 'assistant'"):
         from_config(given | {"method": "eagle3"}, target=model)
 
 

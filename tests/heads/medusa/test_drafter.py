@@ -66,9 +66,26 @@ def test_heads_of_another_model_are_refused(target):
 def test_from_config(target, heads, tmp_path):
     folder = str(write(tmp_path, authors_tensors(heads)))
     config = {"method": "medusa", "model": folder, "num_speculative_tokens": 4}
-    assert acceptance(target, treespec.from_config(config), None) > 1.8
+    assert acceptance(target, treespec.from_config(config, target=target), None) > 1.8
     with pytest.raises(ConfigError, match="'medusa' needs 'model'"):
-        treespec.from_config({"method": "medusa", "num_speculative_tokens": 4})
+        treespec.from_config({"method": "medusa", "num_speculative_tokens": 4}, target=target)
+    with pytest.raises(ConfigError, match="'medusa' needs the target"):
+        treespec.from_config(config)
+    with pytest.raises(ConfigError, match="head of method 'medusa', the configuration says 'eagle3'"):
+        treespec.from_config(config | {"method": "eagle3"}, target=target)
+
+
+def test_load_drafter_reads_them_with_the_targets_output_weights(target, heads, tmp_path):
+    """As text-generation-inference's second version has them: the heads share the target's."""
+    blocks = {name: tensor for name, tensor in authors_tensors(heads).items() if "linear" in name}
+    folder = write(tmp_path, blocks)
+    for source in (folder, folder / "medusa_lm_head.safetensors"):
+        drafter = treespec.load_drafter(source, target)
+        assert isinstance(drafter, Medusa)
+        acceptance(target, treespec.TreeSpeculation(drafter, tree=4), None)
+    for options in ({"max_length": 8}, {"hidden_layers": (1,)}):
+        with pytest.raises(ConfigError, match="leave out"):
+            treespec.load_drafter(folder, target, **options)
 
 
 def test_trees_deeper_than_the_heads(target, heads):

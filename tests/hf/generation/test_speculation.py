@@ -292,7 +292,7 @@ def test_from_config_speaks_vllm(target, draft):
         {"method": "draft_model", "model": draft, "speculative_token_tree": "[(0,), (1,), (0, 0)]"},
         {"method": "ngram", "prompt_lookup_max": 3},
         {"method": "suffix"},
-        {"method": "token_recycling"},
+        {"method": "recycling"},
     ]
     for config in configs:
         identical(target, prompt(1), treespec.from_config(config | {"num_speculative_tokens": 3}), **OPTIONS)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from treespec.errors import CheckpointError
+from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.drafting.base import HeadDrafter
 from treespec.heads.files.config import ConfigReader
 from treespec.heads.files.keys import KindKeys
@@ -40,6 +40,13 @@ class HeadKind:
     write_config: Callable[[Any, Sequence[int]], dict[str, Any]]
 
 
+def _checked(kind: Any) -> HeadKind:
+    """A kind. Raises `ConfigError`: anything else."""
+    if not isinstance(kind, HeadKind):
+        raise ConfigError(f"a kind of head is a HeadKind, got {kind!r:.60}")
+    return kind
+
+
 KINDS: Registry[HeadKind] = Registry(
     "kind of head",
     {
@@ -50,6 +57,7 @@ KINDS: Registry[HeadKind] = Registry(
         "eagle3": "treespec.heads.eagle3.drafter:KIND",  # After these: its sign, an `fc`, they may have too.
         "peagle": "treespec.heads.peagle.drafter:KIND",
     },
+    made=_checked,
 )
 """The kinds and their variants by their names in the speculators library and in vLLM's configurations, one of which is
 the `algorithm` of every head's shape. `KINDS.register("mine", "my_package.my_module:KIND")` adds one."""

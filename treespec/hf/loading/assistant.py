@@ -4,31 +4,28 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers.utils import CONFIG_NAME
 
 from treespec.checks import check_count
 from treespec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from treespec.heads.assistant.drafter import Assistant
 from treespec.heads.assistant.module import AssistantConfig, AssistantHead, SharedLayer
+from treespec.heads.files.config import read_config
 from treespec.hf.introspect import ModelFacts, model_facts
-from treespec.hf.loading.hub import hub_problem
+from treespec.hf.loading.formats import Format
 from treespec.hf.loading.models import load_model
 
 TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 SLIDING = "sliding_attention"
 
 
-def is_assistant(source: str | Path | PreTrainedModel) -> bool:
-    """Whether a name, a folder or a model is an assistant, by its configuration; False where there is none."""
+def is_assistant(source: Any) -> bool:
+    """Whether a folder or a model is an assistant, by its configuration; False where there is none."""
     if isinstance(source, PreTrainedModel):
         return source.config.model_type in TYPES
-    if hub_problem(str(source)):
-        return False
-    try:
-        config, _ = PreTrainedConfig.get_config_dict(str(source))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and config.get("model_type") in TYPES
+    file = source / CONFIG_NAME if isinstance(source, Path) else None
+    return file is not None and file.is_file() and read_config(file).get("model_type") in TYPES
 
 
 def load_assistant(
@@ -95,3 +92,6 @@ def _shared_layers(assistant: PreTrainedModel, facts: ModelFacts) -> dict[str, S
             config.sliding_window + 1 if kind == SLIDING else None,
         )
     return found
+
+
+FORMAT = Format("assistant", is_assistant, load_assistant)

@@ -5,23 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from treespec.errors import CheckpointError, ConfigError
+from treespec.errors import ConfigError
 from treespec.heads.assistant.drafter import Assistant
 from treespec.heads.drafting.base import HeadDrafter
 from treespec.heads.files.build import build_head
-from treespec.heads.files.checkpoint import MASK_EMBEDDING, PICKLES, read_checkpoint
+from treespec.heads.files.checkpoint import read_checkpoint
 from treespec.heads.files.fitting import check_target, fused_layers
 from treespec.heads.files.kinds import kind_of_head
+from treespec.heads.medusa.drafter import Medusa
 from treespec.heads.modules.base import DraftHead
-from treespec.heads.mtp.files import DRAFT_VOCAB, is_speculators_mtp
 from treespec.hf.introspect import model_facts
-from treespec.hf.loading.assistant import is_assistant, load_assistant
-from treespec.hf.loading.hub import hub_problem
-from treespec.hf.loading.mtp import MTP, load_mtp
+from treespec.hf.loading.formats import find_folder, find_source, format_of
 from treespec.hf.weights import whole_weight
 
 
@@ -31,12 +28,13 @@ def load_drafter(
     *,
     max_length: int | None = None,
     hidden_layers: Sequence[int] | None = None,
-) -> HeadDrafter[Any] | Assistant:
+) -> HeadDrafter[Any] | Assistant | Medusa:
     """The drafter of a trained head for `target`, of the kind in the head's configuration.
 
-    EAGLE, EAGLE-3, P-EAGLE, DFlash, DFlash 2 and DSpark in their authors' or the speculators library's formats, and MTP
-    layers in the latter. The head takes the target's dtype and device, and its embedding and head where the files have
-    none. Pickles are opened by `torch.load(weights_only=True)`, where there are no safetensors.
+    EAGLE, EAGLE-3, P-EAGLE, DFlash, DFlash 2 and DSpark in their authors' or the speculators library's formats; MTP
+    layers, Gemma 4's assistants and Medusa heads (`FORMATS`). The head takes the target's dtype and device, and its
+    embedding and head where the files have none. Pickles are opened by `torch.load(weights_only=True)`, where there are
+    no safetensors.
 
     Args:
         name: a folder with `config.json` and weights or of a trained MTP layer, a hub name, or "mtp" for the target's
@@ -50,23 +48,15 @@ def load_drafter(
             the head of another model.
         ConfigError: see `Eagle3`; hidden layers that the target does not have.
     """
-    if name != MTP and is_assistant(name):
-        _check_last_state(hidden_layers)
-        return load_assistant(name, target, max_length)
+    if form := format_of(name):
+        if hidden_layers is not None:
+            raise ConfigError(f"{form.name!r} drafts from the target's last hidden state: leave out {hidden_layers=}")
+        return form.load(find_source(name), target, max_length)
     if isinstance(name, PreTrainedModel):
         raise ConfigError(f"{type(name).__name__} is not an assistant: a whole model drafts as TreeSpeculation(model)")
-    folder = None if name == MTP else find_folder(name)
-    if folder is None or (folder / DRAFT_VOCAB).is_file() or is_speculators_mtp(folder):
-        _check_last_state(hidden_layers)
-        return load_mtp(target, folder, max_length=max_length)
-    head = _read_head(folder, name, target)
+    head = _read_head(find_folder(name), name, target)
     layers = fused_layers(head.config, name, target.config.get_text_config().num_hidden_layers, hidden_layers)
     return kind_of_head(head).drafter(head, layers, max_length)
-
-
-def _check_last_state(hidden_layers: Sequence[int] | None) -> None:
-    if hidden_layers is not None:
-        raise ConfigError(f"MTP layers and assistants read the target's last hidden state: leave out {hidden_layers=}")
 
 
 def load_head(name: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None) -> DraftHead[Any]:
@@ -89,19 +79,3 @@ def vocabulary_weights(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
     """A model's embedding and the rows of its output head, each [V, H]; see `whole_weight`."""
     embedding = model.get_input_embeddings()
     return whole_weight(embedding), whole_weight(model.get_output_embeddings() or embedding)
-
-
-def find_folder(name: str | Path) -> Path:
-    """A folder, or that of a hub repository's configuration and safetensors, else of its pickled weights."""
-    if Path(name).exists():
-        return Path(name)
-    if problem := hub_problem(str(name)):
-        raise CheckpointError(f"cannot load a draft head from {str(name)!r}: {problem}")
-    try:
-        folder = snapshot_download(str(name), allow_patterns=["config.json", "*.safetensors", MASK_EMBEDDING])
-        if not any(Path(folder).glob("*.safetensors")):
-            folder = snapshot_download(str(name), allow_patterns=["config.json", *(f"*{suffix}" for suffix in PICKLES)])
-    except (OSError, ValueError) as error:
-        reason = f"it cannot be fetched from the hub ({' '.join(str(error).split())})"
-        raise CheckpointError(f"there is no folder {name}, and {reason}") from error
-    return Path(folder)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -10,13 +11,12 @@ from transformers import PreTrainedModel
 
 from treespec.errors import CheckpointError, UnsupportedModelError
 from treespec.heads.mtp.drafter import Mtp
-from treespec.heads.mtp.files import LAYOUTS, MtpTensors, read_draft_vocab, read_mtp
+from treespec.heads.mtp.files import DRAFT_VOCAB, LAYOUTS, MtpTensors, is_speculators_mtp, read_draft_vocab, read_mtp
 from treespec.heads.mtp.module import MtpHead, NormScales
 from treespec.hf.introspect import ModelFacts, model_facts
+from treespec.hf.loading.formats import MTP, Format
 from treespec.hf.loading.mtp_layers import build_mtp, last_norm
 
-MTP = "mtp"
-"""The drafter's name in vLLM, in commands and in setting files."""
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """What configurations call the number of MTP layers."""
 QWEN = next(layout for layout in LAYOUTS if layout.name == "qwen")
@@ -129,3 +129,16 @@ def _norm_scales(facts: ModelFacts, head: MtpHead, is_target_normed: bool, is_ow
     if not all(scale.all() and scale.isfinite().all() for scale in found):
         raise UnsupportedModelError(f"{facts.name} has a last norm whose input cannot be had from its output")
     return NormScales(None if is_target_normed else found.pop(0), None if is_own_normed else found)
+
+
+def _is_mtp(source: Any) -> bool:
+    """Whether this is the name of the target's own layers, or a folder of layers that were trained for one."""
+    is_folder = isinstance(source, Path)
+    return source == MTP or (is_folder and ((source / DRAFT_VOCAB).is_file() or is_speculators_mtp(source)))
+
+
+def _load(source: str | Path, target: PreTrainedModel, max_length: int | None) -> Mtp:
+    return load_mtp(target, None if source == MTP else source, max_length=max_length)
+
+
+FORMAT = Format(MTP, _is_mtp, _load)
