@@ -182,6 +182,18 @@ def test_hidden_states_of_emitted_tokens(target, draft, drafter):
             torch.testing.assert_close(state[shown], expected[shown], atol=1e-4, rtol=1e-4)
 
 
+def test_tokens_of_a_given_cache_have_no_hidden_states(target, draft):
+    """As in plain `generate`: the first ones are those of the prompt's other tokens."""
+    ids, options = prompt(1), {**OPTIONS, "return_dict_in_generate": True, "output_hidden_states": True}
+    with torch.no_grad():
+        cache = cache_in(target(ids[:, :7], use_cache=True))
+    plain = target.generate(ids, **{CACHE_NAME: deepcopy(cache)}, **options)
+    options["custom_generate"] = treespec.TreeSpeculation(draft, tree=8)
+    out = target.generate(ids, **{CACHE_NAME: cache}, **options)
+    assert plain.hidden_states[0][0].shape[1] == ids.shape[1] - 7
+    torch.testing.assert_close(out.hidden_states, plain.hidden_states, atol=1e-4, rtol=1e-4)
+
+
 def test_num_return_sequences_and_seeds(target, draft):
     ids = prompt(2)
     options = {"max_new_tokens": 12, "do_sample": True, "num_return_sequences": 3}
