@@ -32,7 +32,7 @@ CONSTANTS = {
     "parts.md": "5.24",
     "training.md": "8,192",
     "verification.md": "4,096",
-    "vllm.md": "0.32 0.33 5.20 5.18 2,048 5",
+    "vllm.md": "0.32 0.33 5.20 5.18 2,048 4,096 5",
     "deploy.md": "0.32 0.33 5.20",
 }
 """By page, what is set, derived or tested elsewhere: versions, defaults, limits, papers, parameters of a setting."""

@@ -200,6 +200,7 @@ def test_warm_starts_by_name() -> None:
     [
         ("nowhere:Drafter", "cannot be imported"),
         ("treespec:Nothing", "cannot be imported"),
+        ("treespec:__version__", "by its class or a function"),
         ("builtins:object", "add_rows"),
     ],
 )

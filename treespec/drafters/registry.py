@@ -26,3 +26,8 @@ DRAFTERS: Registry[Callable[[], Drafter]] = Registry(
 """What makes the drafters that any model can have, by the name that commands, configurations and setting files use. One
 of yours is added by `DRAFTERS.register("mine", "my_package.my_module:MyDrafter")`, a class with defaults for all its
 arguments."""
+
+
+def maker(name: str) -> Callable[[], Drafter]:
+    """What makes the drafter of this name or import path "module:attribute". Raises `ConfigError`: there is none."""
+    return DRAFTERS[name] if name in DRAFTERS else Registry(DRAFTERS.kind, {name: name}, _checked)[name]

@@ -66,7 +66,7 @@ def with_segments(backend: Any, path: str) -> Any:
     class SegmentImpl(impl_base):
         """Copies the root's block and writes ancestors once more, before it writes the pass's own keys and values."""
 
-        def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Any) -> None:
+        def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Any, slot_mapping: Any) -> None:
             metadata = (get_forward_context().attn_metadata or {}).get(layer.layer_name)
             if (segments := getattr(metadata, "segments", None)) is not None:
                 source, target = segments.block_copies

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from treespec.drafters import Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
 from treespec.drafters.base import single_nodes
-from treespec.drafters.registry import DRAFTERS
+from treespec.drafters.registry import maker
 from treespec.errors import ConfigError
 from treespec.policies.control import CallFacts, Control
 from treespec.protocols import Scores, ServingDrafter, Session, VerifiedStep
@@ -197,21 +196,11 @@ def make_drafter(options: Options, reader: Reader | None = None) -> ServingDraft
     made[MERGE] = Merge([*([reader] if reader else []), recycling, suffix])
     if options.drafter in made:
         return made[options.drafter]
-    drafter = (DRAFTERS[options.drafter] if options.drafter in DRAFTERS else _import(options.drafter))()
+    drafter = maker(options.drafter)()
     if not isinstance(drafter, ServingDrafter):
         methods = "start, propose, update, select_rows and add_rows"
         raise ConfigError(f"{options.drafter} cannot serve requests that come and go: it needs {methods}")
     return drafter
-
-
-def _import(path: str) -> Callable[[], object]:
-    try:
-        found = pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"drafter {path!r} cannot be imported: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"drafter {path!r} is a {type(found).__name__}, no class or function that makes a drafter")
-    return found
 
 
 def flat_step(
