@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.toy_rule import ToyRule
 
 from treespec import TokenTree, TreeBatch
 
@@ -69,7 +70,7 @@ class Step:
         """Emitted tokens by request. `fields` are vLLM's of the batch."""
         is_discarded = np.zeros(len(params), dtype=bool)
         asked = Outputs(params, outputs or [[] for _ in params], self.starts, is_discarded)
-        verifier = StepVerifier("auto", fields.pop("streams", Streams(0)), Sampler())
+        verifier = StepVerifier(fields.pop("rule", "auto"), fields.pop("streams", Streams(0)), Sampler())
         verdicts = verifier.verify(self.trees, self.logits, asked, metadata(params, **fields))
         return [
             [*(tree.token(node) for node in verdict.path[1:]), verdict.next_token]
@@ -198,6 +199,21 @@ def test_requests_with_a_seed_are_deterministic_among_others(number: int) -> Non
     found = [step.run(params, streams=Streams(k)) for k in range(6)]
     for row in range(0, number, 2):
         assert all(other[row] == found[0][row] for other in found)
+
+
+class NotingStreams(Streams):
+    """Random numbers that note whether they were to be by depth."""
+
+    def uniforms(self, trees: Any, seeds: Any, lengths: Any, is_by_depth: bool = True) -> Any:
+        self.is_by_depth = is_by_depth
+        return super().uniforms(trees, seeds, lengths, is_by_depth)
+
+
+@pytest.mark.parametrize(("rule", "is_by_depth"), [("auto", True), ("traversal", True), (ToyRule(), False)])
+def test_nodes_of_a_depth_share_a_draw_only_for_rules_with_a_dense_form(rule: Any, is_by_depth: bool) -> None:
+    streams = NotingStreams(0)
+    Step([[1, 2]], True).run([SamplingParams(seed=0)], rule=rule, streams=streams)
+    assert streams.is_by_depth == is_by_depth
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_k": 5}, {"top_p": 0.5}, {"top_p": 0.9}, {"min_p": 0.2}])
