@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -292,6 +293,7 @@ def build(kind: Multimodal, attention: str | None = None) -> PreTrainedModel:
     options = dict(kind.options) | {kind.tower: dict(kind.vision), "tie_word_embeddings": False}
     if kind.text is not None:
         options["text_config"] = SIZES | dict(kind.text)
+    options = deepcopy(options)  # transformers completes the dictionaries that it is given.
     config = AutoConfig.for_model(kind.model_type, **options)
     chosen = attention or "sdpa"
     with torch.random.fork_rng(devices=[]), _without_timm():

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from treespec.hf.introspect import ModelFacts
@@ -77,7 +78,7 @@ class FirstTokenClock:
     def __init__(self) -> None:
         self._start, self.seconds, self.length = time.perf_counter(), 0.0, 0
 
-    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+    def __call__(self, input_ids: Int[Tensor, "B L"], scores: Any, **_: Any) -> Bool[Tensor, "B"]:
         """See `transformers.StoppingCriteria`."""
         if not self.length:
             input_ids[0, -1].item()  # Wait for the device.

@@ -191,7 +191,7 @@ def round_errors(
     scorer: CausalScorer,
     prompt: Int[Tensor, "1 P"],
     rounds: Sequence[Round],
-    draw: Callable[[ModelFacts, int, int], Tensor] = check_tokens,
+    draw: Callable[[ModelFacts, int, int], Int[Tensor, "1 N"]] = check_tokens,
 ) -> Float[Tensor, " rounds"]:
     """Run rounds on a scorer; each one's largest difference of a node from an uncached pass, NaN if there is any.
 
