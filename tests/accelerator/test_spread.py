@@ -78,9 +78,9 @@ def test_spread_targets_decode_as_on_one_device(name: str, more: dict[str, Any])
     devices: set[str] = set()
     init = TargetProbs.__init__
 
-    def record(probs: Any, trees: Any, logits: Any, *args: Any) -> None:
-        devices.add(str(logits.device))
-        init(probs, trees, logits, *args)
+    def record(probs: Any, trees: Any, raw: Any, *args: Any) -> None:
+        devices.add(str(raw.logits.device))
+        init(probs, trees, raw, *args)
 
     with accelerator(), patch.object(TargetProbs, "__init__", record):
         spread(model, SPLITS[name])
