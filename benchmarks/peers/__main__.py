@@ -184,7 +184,7 @@ def _arguments() -> argparse.Namespace:
     options.add_argument(
         "--drafters", nargs="*", default=[MERGED], metavar="NAME",
         help=f"head, warm, recycling, suffix, a trained head's or a draft model's folder; joined by + they are merged; "
-        f"random drafts, and first calls of {MERGED}, with {AUTO} only (default: {MERGED})",
+        f"random drafts, with {AUTO} only; first calls of {MERGED} (default: {MERGED})",
     )  # fmt: skip
     default = ["chain-2", "chain-4", "tree-8", "tree-16", AUTO]
     options.add_argument("--shapes", nargs="*", default=default, choices=SHAPES, metavar="NAME", help=" ".join(SHAPES))

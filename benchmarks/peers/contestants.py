@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -35,8 +36,7 @@ SHAPES: dict[str, Any] = {
     AUTO: "auto",
 }
 MERGED, RANDOM, FIRST = "head+warm", "random", "first"
-ONLY_AUTO = (RANDOM, FIRST)
-"""Random drafts, and the merged head in first calls: every prompt by a new object."""
+"""Random drafts, with `AUTO` only; first: the merged head in first calls, every prompt by a new object."""
 WORDS = {RANDOM: "random drafts", FIRST: "first calls", "head": "head alone", "warm": "lookups"}
 OTHERS = {
     COMPILED: "plain, compiled",
@@ -201,18 +201,17 @@ class Makers:
         found.contestants.extend(
             self._tree(drafter, shape)
             for drafter, shape in product(drafters, shapes)
-            if shape == AUTO or drafter not in ONLY_AUTO
+            if shape == AUTO or drafter != RANDOM
         )
         return found
 
     def _tree(self, drafter: str, shape: str) -> Contestant:
-        name = tree_name(shape, drafter)
-        if drafter == FIRST:
-            return FirstCalls(name, lambda: {"custom_generate": self._auto(MERGED)})
-        speculation = (
-            self._auto(drafter) if shape == AUTO else TreeSpeculation(self._drafters(drafter), tree=SHAPES[shape])
-        )
-        return Contestant(name, lambda: {"custom_generate": speculation})
+        def speculation() -> Any:
+            known = MERGED if drafter == FIRST else drafter
+            return self._auto(known) if shape == AUTO else TreeSpeculation(self._drafters(known), tree=SHAPES[shape])
+
+        made, kind = (speculation, FirstCalls) if drafter == FIRST else (cache(speculation), Contestant)
+        return kind(tree_name(shape, drafter), lambda: {"custom_generate": made()})
 
     def _auto(self, drafter: str) -> SpedUp:
         """What `speed_up` returns where it finds these drafters."""

@@ -125,7 +125,7 @@ def test_first_calls_and_random_drafts_go_by_what_speed_up_returns():
     own = makers._auto
     makers._auto = lambda name: made.append(own(name)) or made[-1]
     contestants = makers.make([], [FIRST, RANDOM], ["chain-2", AUTO], True).contestants
-    assert [one.name for one in contestants] == [PLAIN, OPTIMIZED, "auto-first", "auto-random"]
+    assert [one.name for one in contestants] == [PLAIN, OPTIMIZED, "chain-2-first", "auto-first", "auto-random"]
     decoders = [one.start(bench) for one in contestants]
     for name in bench.inputs:
         runs = [decode(name) for decode in decoders]
