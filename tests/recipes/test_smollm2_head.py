@@ -8,7 +8,7 @@ from benchmarks.common import prompts
 from recipes.smollm2_head import build, build_openings, build_talk, code, further, passages
 from recipes.smollm2_head.__main__ import main
 from recipes.smollm2_head.build import draw_new
-from recipes.smollm2_head.overlap import shared, word_runs
+from recipes.smollm2_head.overlap import every_prompt, shared, word_runs
 from treespec.training.text.chat import read_prompts
 
 
@@ -44,6 +44,19 @@ def test_no_benchmark_prompt_takes_part(messages):
     for benchmark in benchmarks:
         assert sum(len(word_runs(prompt.text)) for prompt in benchmark) > 100
         assert shared(benchmark, [f"As it says: {max(benchmark, key=lambda prompt: len(prompt.text)).text}"])
+
+
+def test_the_prompts_of_every_count_are_checked(tmp_path):
+    path = tmp_path / "question.jsonl"
+    turns = [f"Question {number}, in words." for number in range(200)]
+    path.write_text(
+        "".join(f'{{"question_id": {n}, "category": "{n % 3}", "turns": ["{turn}"]}}\n' for n, turn in enumerate(turns))
+    )
+    checked = {prompt.text for prompt in every_prompt(path)}
+    assert len(checked) == 164 + 100 + 200
+    for count in (10, 16, 100):
+        assert checked >= {prompt.text for prompt in prompts.held_out(path, count)}
+    assert len(every_prompt(None)) == 164 + 100
 
 
 def test_the_command_writes_what_the_writer_reads(tmp_path, monkeypatch, capsys):
