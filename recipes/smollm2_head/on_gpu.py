@@ -1,10 +1,15 @@
 """The head that ships, trained on a GPU: text, features and training in one process.
 
-It begins as the head that ships, and its output rows are trained too. The target writes `--texts` tokens. Everything
-follows the clock: `--minutes` of training, with evaluations on texts that are held out, whose lines (`curve.jsonl`) are
-the curve of tokens against acceptance. The texts, the head's files and the curve lie in `--out`.
+It begins as the head in `--start`, by default the one that ships, and its output rows are trained too. The target
+writes `--texts` tokens. Everything follows the clock: `--minutes` of training, with evaluations on texts that are held
+out, whose lines (`curve.jsonl`) are the curve of tokens against acceptance. The texts, by seed, the head's files and
+the curve lie in `--out`, of which every run has its own.
 
-    python -m recipes.smollm2_head.on_gpu --out runs --texts 16000000 --minutes 9
+    python -m recipes.smollm2_head.on_gpu --out runs/more --texts 16000000 --minutes 9
+
+The same command goes on after an interruption. Texts are kept in parts: new messages make up for the missing ones, with
+the whole time for writing. Training goes on from its last evaluation, with the weights, the optimiser and the clock of
+then, in a new pass over the texts. Neither is what it had been without an interruption.
 """
 
 from __future__ import annotations
@@ -13,8 +18,9 @@ import argparse
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,6 +33,7 @@ from recipes.smollm2_head.corpus import MODEL_NAME, Text, append, read_corpus
 from recipes.smollm2_head.messages import FIRST_KINDS, LATER_KINDS, Messages
 from recipes.smollm2_head.slots import Job, Slots
 from treespec import shipped_head
+from treespec.data.tensor_file import whole
 from treespec.heads.eagle3.module import Eagle3Head, unroll
 from treespec.hf.introspect import pick_layers
 from treespec.hf.loading.heads import load_head
@@ -50,37 +57,52 @@ LENGTHS = {False: 512, True: 640}
 """The longest texts, without and with earlier ones in them."""
 TEXT_TOKENS = 260
 """About the mean length of a text, by which the number of messages is chosen."""
+PART = 2048
+"""Texts that are kept together."""
 LOG_EVERY = 50
 LOGITS_ROWS = 8192
 """Rows of one product with the output head."""
 NUM_HELD_OUT = 160
+STATE = "state.pt"
 BUCKET = 64
 """Batches that are sorted by length together."""
 
 
-def write_texts(model: Any, tokenizer: Any, args: argparse.Namespace) -> list[Text]:
-    """About `args.texts` tokens of text of all kinds; those over earlier texts come last."""
+def written_texts(model: Any, tokenizer: Any, args: argparse.Namespace) -> list[Text]:
+    """The run's texts, written where they are not all there yet."""
+    folder = args.out / f"texts-{args.seed}"
+    if not folder.is_dir():
+        part = folder.with_suffix(".part")
+        write_texts(model, tokenizer, part, args)
+        part.rename(folder)
+    return read_corpus(folder)
+
+
+def write_texts(model: Any, tokenizer: Any, folder: Path, args: argparse.Namespace) -> None:
+    """About `args.texts` tokens of text of all kinds, with those in `folder`; those over earlier texts come last."""
     messages = Messages(model, tokenizer, room=LENGTHS[False] * 3 // 4)
-    count = args.texts / TEXT_TOKENS
-    texts: list[Text] = []
+    texts = read_corpus(folder)
+    there, seed = Counter(text.kind for text in texts), f"{args.seed} {len(texts)}" if texts else args.seed
+    counts = {kind: max(round(args.texts / TEXT_TOKENS * share) - there[kind], 0) for kind, share in SHARES.items()}
     for is_later, kinds in ((False, (*FIRST_KINDS, "own")), (True, LATER_KINDS)):
         end = time.perf_counter() + 60 * args.write_minutes * sum(SHARES[kind] for kind in kinds)
         jobs = [
             Job(kind, message, TEMPERATURES[number % len(TEMPERATURES)])
             for kind in kinds
-            for number, message in enumerate(some(messages, kind, round(count * SHARES[kind]), texts, args.seed))
+            for number, message in enumerate(some(messages, kind, counts[kind], texts, seed))
         ]
+        if not jobs:
+            continue
         Random(args.seed).shuffle(jobs)
         rows = min(args.rows, len(jobs))
         slots = Slots(model, messages.turns, messages.ends, rows, LENGTHS[is_later], MAX_MESSAGE)
-        texts += with_progress(slots.write(takewhile(lambda _, end=end: time.perf_counter() < end, jobs)))
+        texts += keep(slots.write(takewhile(lambda _, end=end: time.perf_counter() < end, jobs)), folder)
         del slots
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    return texts
 
 
-def some(messages: Messages, kind: str, count: int, texts: Sequence[Text], seed: int) -> list[Message]:
+def some(messages: Messages, kind: str, count: int, texts: Sequence[Text], seed: int | str) -> list[Message]:
     """`count` messages of a kind, in parts that each begin from a seed of their own."""
     if kind == "own":
         return [Message()] * count
@@ -90,13 +112,15 @@ def some(messages: Messages, kind: str, count: int, texts: Sequence[Text], seed:
     return found
 
 
-def with_progress(texts: Iterable[Text]) -> Iterator[Text]:
-    start, tokens = time.perf_counter(), 0
-    for number, text in enumerate(texts, start=1):
-        tokens += len(text.tokens)
-        if number % 2048 == 0:
-            say(f"{number:,} texts, {tokens:,} tokens, {tokens / (time.perf_counter() - start):,.0f} per second")
-        yield text
+def keep(texts: Iterable[Text], folder: Path) -> list[Text]:
+    """The texts, each part of which is in the folder as soon as it is written."""
+    start, tokens, kept = time.perf_counter(), 0, list[Text]()
+    waiting = iter(texts)
+    while part := list(islice(waiting, PART)):
+        append(folder, part)
+        kept, tokens = kept + part, tokens + sum(len(text.tokens) for text in part)
+        say(f"{len(kept):,} texts, {tokens:,} tokens, {tokens / (time.perf_counter() - start):,.0f} per second")
+    return kept
 
 
 def say(line: str) -> None:
@@ -204,8 +228,8 @@ class PlacedLearner(Eagle3Learner):
 class Trainee:
     """The head with its optimiser."""
 
-    def __init__(self, model: Any, config: TrainingConfig) -> None:
-        self.learner = make_learner(model, config)
+    def __init__(self, model: Any, config: TrainingConfig, start: Path) -> None:
+        self.learner = make_learner(model, config, start)
         device = model.lm_head.weight.device
         self.objective = Objective(self.learner, model.config.vocab_size, config.depth_decay).to(device)
         trained = [weight for weight in self.objective.parameters() if weight.requires_grad]
@@ -213,6 +237,21 @@ class Trainee:
         groups = [{"params": weights, "weight_decay": decay} for decay, weights in decays.items()]
         self._optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=BETAS, fused=True)
         self._weights = CastWeights(self.objective, torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+    def save(self, path: Path, progress: tuple[float, int, int, int]) -> None:
+        """Weights and optimiser, for `load`."""
+        state = [self.objective.state_dict(), self._optimizer.state_dict(), progress]
+        with whole(path) as scratch:
+            torch.save(state, scratch)
+
+    def load(self, path: Path) -> tuple[float, int, int, int]:
+        """Go on as saved: seconds of training, steps, tokens and evaluations; nothing of each without a file."""
+        if not path.is_file():
+            return 0.0, 0, 0, 0
+        weights, optimizer, progress = torch.load(path, map_location=self.learner.head.fc.weight.device)
+        self.objective.load_state_dict(weights)
+        self._optimizer.load_state_dict(optimizer)
+        return progress
 
     def step(self, batch: Batch, where: list[tuple[Tensor, Tensor]], rate: float, tv_weight: float) -> Tensor:
         """One optimiser step; the loss, which is not waited for."""
@@ -244,9 +283,9 @@ class Trainee:
         }
 
 
-def make_learner(model: Any, config: TrainingConfig) -> PlacedLearner:
-    """The shipped head in float32, its output rows to be trained too."""
-    trained = load_head(shipped_head(smollm2.NAME), model, torch.float32)
+def make_learner(model: Any, config: TrainingConfig, start: Path) -> PlacedLearner:
+    """The head in a folder, in float32, its output rows to be trained too."""
+    trained = load_head(start, model, torch.float32)
     assert isinstance(trained, Eagle3Head)
     head = make_eagle3(model, trained.target_ids.cpu(), HIDDEN_LAYERS, config, trained).head
     learner = PlacedLearner(head, config.depths)
@@ -256,7 +295,7 @@ def make_learner(model: Any, config: TrainingConfig) -> PlacedLearner:
 
 
 def train(model: Any, texts: Sequence[Text], out: Path, args: argparse.Namespace) -> None:
-    """Train for `args.minutes`; evaluated at the beginning, `args.evaluations` times and at the end."""
+    """Train for `args.minutes`; evaluated at the beginning and `args.evaluations` times, the last at the end."""
     held_out = sorted((text for text in texts if text.is_held_out), key=lambda text: text.order)[:NUM_HELD_OUT]
     chosen = [text for text in texts if not text.is_held_out and len(text.tokens) - 2 > text.first]
     say(
@@ -265,14 +304,17 @@ def train(model: Any, texts: Sequence[Text], out: Path, args: argparse.Namespace
     config = TrainingConfig(
         num_depths=args.depths, learning_rate=args.learning_rate, warmup_steps=100, tv_weight=0.7, tv_start=0.5
     )
-    trainee = Trainee(model, config)
-    features, apart = (Features(model, part, args.batch_tokens, args.seed) for part in (chosen, held_out))
-    order, device = iter(()), model.lm_head.weight.device
-    start, step, tokens, evaluations = time.perf_counter(), 0, 0, 0
-    while (share := (time.perf_counter() - start) / (60 * args.minutes)) < 1:
+    trainee = Trainee(model, config, args.start)
+    seconds, step, tokens, evaluations = trainee.load(out / STATE)
+    features, apart = (Features(model, part, args.batch_tokens, args.seed + step) for part in (chosen, held_out))
+    order, device, start = iter(()), model.lm_head.weight.device, time.perf_counter() - seconds
+    while evaluations <= args.evaluations:
+        share = (time.perf_counter() - start) / (60 * args.minutes)
         if share >= evaluations / args.evaluations:
             report(trainee, apart, out, step, tokens)
-            evaluations += 1
+            evaluations = int(share * args.evaluations) + 1
+            trainee.save(out / STATE, (time.perf_counter() - start, step, tokens, evaluations))
+            continue
         if (group := next(order, None)) is None:
             order = features.order()
             group = next(order)
@@ -285,7 +327,6 @@ def train(model: Any, texts: Sequence[Text], out: Path, args: argparse.Namespace
             say(f"step {step:,}, {tokens:,} tokens, {speed:,.0f} per second: {float(loss)}")
             if not math.isfinite(float(loss)):
                 raise FloatingPointError(f"the loss of step {step} is {float(loss)}")
-    report(trainee, apart, out, step, tokens)
 
 
 def report(trainee: Trainee, apart: Features, out: Path, step: int, tokens: int) -> None:
@@ -302,7 +343,8 @@ def report(trainee: Trainee, apart: Features, out: Path, step: int, tokens: int)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--texts", type=int, default=16_000_000, help="tokens to write, if there are none in --out")
+    parser.add_argument("--start", type=Path, default=shipped_head(smollm2.NAME), help="the folder of a head")
+    parser.add_argument("--texts", type=int, default=16_000_000, help="tokens to write, of this seed, once in --out")
     parser.add_argument("--write-minutes", type=float, default=60, help="no text is begun later than this")
     parser.add_argument("--rows", type=int, default=3072, help="texts that are written at once")
     parser.add_argument("--minutes", type=float, default=9)
@@ -319,12 +361,7 @@ def main() -> None:
     model, tokenizer = loaded
     if torch.cuda.is_available():
         model = model.to("cuda", torch.bfloat16)
-    texts = read_corpus(args.out / "texts")
-    if not texts:
-        texts = write_texts(model, tokenizer, args)
-        for start in range(0, len(texts), 2048):
-            append(args.out / "texts", texts[start : start + 2048])
-    train(model, texts, args.out, args)
+    train(model, written_texts(model, tokenizer, args), args.out, args)
 
 
 if __name__ == "__main__":

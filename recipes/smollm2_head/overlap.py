@@ -60,8 +60,8 @@ def main() -> None:
     write_json(args.output, data | {"shared": found})
     table = markdown_table(["folder", "texts", "tokens", "prompts that share words"], rows)
     title = f"# Training texts and {len(prompts)} held-out prompts: {LONG} consecutive words in common\n"
-    short = f"{num_short} of the prompts have fewer than {LONG} words, so that none of theirs can be found.\n"
-    report = f"{title}\n{table}\n\n{short}" + "".join(
+    short = f"First turns of prompts. Too short for {LONG} words, so that nothing can be found: {num_short}.\n"
+    report = f"{title}\n{short}\n{table}\n" + "".join(
         f"- {name}: {words}\n" for names in found.values() for name, words in names.items()
     )
     args.output.with_suffix(".md").write_text(report + "\n" + settings_lines(data))

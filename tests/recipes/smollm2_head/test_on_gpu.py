@@ -1,6 +1,12 @@
 """Writing in slots and training several heads at once, on the CPU with a tiny model."""
 
+import json
+import time
+from argparse import Namespace
+from collections import Counter
+from itertools import count
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +14,7 @@ import torch
 from helpers.written import TARGET, TOKENIZER
 
 from recipes.smollm2_head import on_gpu
-from recipes.smollm2_head.corpus import Text
+from recipes.smollm2_head.corpus import MODEL_NAME, Text, read_corpus
 from recipes.smollm2_head.messages import FIRST_KINDS, Messages
 from recipes.smollm2_head.slots import Job, Passes, Slots
 from treespec.heads.eagle3.module import Eagle3Head
@@ -110,3 +116,99 @@ def test_every_kind_of_message_has_a_maker(kind):
     messages = Messages(TARGET, TOKENIZER, room=200)
     made = on_gpu.some(messages, kind, 5, some_texts(), seed=0)
     assert 1 <= len(made) <= 5 * 2
+
+
+def test_writing_goes_on_with_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(on_gpu, "PART", 4)
+    monkeypatch.setattr(on_gpu, "LENGTHS", {False: 120, True: 160})
+    monkeypatch.setattr(on_gpu, "SHARES", dict.fromkeys(on_gpu.SHARES, 1 / 7))
+    args = Namespace(out=tmp_path, texts=21 * on_gpu.TEXT_TOKENS, write_minutes=60, rows=3, seed=3)
+    write, left = Slots.write, iter(range(10))
+
+    def stopped(self, jobs):
+        for text in write(self, jobs):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            yield text
+
+    monkeypatch.setattr(Slots, "write", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        on_gpu.written_texts(TARGET, TOKENIZER, args)
+    monkeypatch.setattr(Slots, "write", write)
+    there = read_corpus(tmp_path / "texts-3.part")
+    assert len(there) == 8, "two parts of four"
+    texts = on_gpu.written_texts(TARGET, TOKENIZER, args)
+    assert [text.tokens.tolist() for text in texts[:8]] == [text.tokens.tolist() for text in there]
+    assert Counter(text.kind for text in texts) == dict.fromkeys(on_gpu.SHARES, 3)
+    monkeypatch.setattr(on_gpu, "write_texts", None)
+    assert len(on_gpu.written_texts(TARGET, TOKENIZER, args)) == len(texts), "all of them are there"
+
+
+def test_another_seed_writes_texts_of_its_own(tmp_path, monkeypatch):
+    def write_texts(model, tokenizer, folder, args):
+        on_gpu.keep([text._replace(kind=str(args.seed)) for text in some_texts()], folder)
+
+    monkeypatch.setattr(on_gpu, "write_texts", write_texts)
+    for seed in (0, 1):
+        texts = on_gpu.written_texts(TARGET, TOKENIZER, Namespace(out=tmp_path, seed=seed))
+        assert {text.kind for text in texts} == {str(seed)}
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """The folder of a head for `TARGET`; the clock goes on by a second whenever it is read."""
+    monkeypatch.setattr(on_gpu, "HIDDEN_LAYERS", (0, 1))
+    seconds = count()
+    clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)), strftime=time.strftime)
+    monkeypatch.setattr(on_gpu, "time", clock)
+    learner = make_eagle3(TARGET, torch.arange(len(TOKENIZER)), (0, 1), TrainingConfig(num_depths=2))
+    with torch.no_grad():
+        learner.head.fc.weight.fill_(0.125)
+    learner.save(tmp_path / "start", MODEL_NAME, torch.float32)
+    return tmp_path / "start"
+
+
+def training(start, **others):
+    fields = {"depths": 2, "learning_rate": 1e-3, "batch_tokens": 60, "seed": 0, "minutes": 1, "evaluations": 3}
+    return Namespace(start=start, **fields | others)
+
+
+def many_texts():
+    rng = np.random.default_rng(1)
+    texts = [Text("talk", rng.integers(3, len(TOKENIZER), 12).astype(np.uint16), 3, 3) for _ in range(80)]
+    assert any(text.is_held_out for text in texts)
+    return texts
+
+
+def test_training_begins_with_the_given_head(start):
+    config = TrainingConfig(num_depths=2)
+    learner = on_gpu.make_learner(TARGET, config, start)
+    assert learner.head.fc.weight.eq(0.125).all()
+
+
+def test_training_goes_on_from_its_last_evaluation(start, tmp_path, monkeypatch):
+    step, steps, left = on_gpu.Trainee.step, [], iter(range(30))
+
+    def counted(self, *args):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        steps.append([weight.detach().clone() for weight in self.objective.parameters()])
+        return step(self, *args)
+
+    def lines():
+        return [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
+
+    monkeypatch.setattr(on_gpu.Trainee, "step", counted)
+    with pytest.raises(KeyboardInterrupt):
+        on_gpu.train(TARGET, many_texts(), tmp_path, training(start))
+    before = lines()
+    assert 1 < len(before) < 4
+    known, steps[:], left = steps[before[-1]["step"]], [], count()
+    on_gpu.train(TARGET, many_texts(), tmp_path, training(start))
+    assert all(map(torch.equal, steps[0], known)), "the weights of the last evaluation"
+    after = lines()
+    assert len(after) == 4
+    assert after[: len(before)] == before
+    assert after[-1]["step"] == before[-1]["step"] + len(steps)
+    on_gpu.train(TARGET, many_texts(), tmp_path, training(start))
+    assert lines() == after, "a run that is over"
