@@ -30,7 +30,7 @@ CONSTANTS = {
     "commands.md": "5.24",
     "models.md": "7.7 2,048 5.23 5.24",
     "parts.md": "5.24",
-    "training.md": "8,192",
+    "training.md": "8,192 24 20 13 12 8 3",  # All but the first: test_on_gpu.py
     "verification.md": "4,096",
     "vllm.md": "0.32 0.33 5.20 5.18 2,048 4,096 5",
     "deploy.md": "0.32 0.33 5.20",

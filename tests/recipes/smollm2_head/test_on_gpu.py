@@ -1,6 +1,8 @@
 """Writing in slots and training several heads at once, on the CPU with a tiny model."""
 
+import inspect
 import json
+import re
 import time
 from argparse import Namespace
 from collections import Counter
@@ -11,13 +13,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.doc_snippets import DOCS
 from helpers.written import TARGET, TOKENIZER
 
 from recipes.smollm2_head import on_gpu
 from recipes.smollm2_head.corpus import MODEL_NAME, Text, read_corpus
 from recipes.smollm2_head.messages import FIRST_KINDS, Messages
 from recipes.smollm2_head.slots import Job, Passes, Slots
+from treespec import shipped_head
 from treespec.heads.eagle3.module import Eagle3Head
+from treespec.lab import smollm2
 from treespec.training.eagle3 import make_eagle3
 from treespec.training.options import TrainingConfig
 from treespec.training.text.batch import Message
@@ -109,6 +114,19 @@ def test_a_pass_over_the_texts_has_every_text_once_in_batches_that_fit():
     batches = list(features.order())
     assert sorted(len(text.tokens) for batch in batches for text in batch) == sorted(len(t.tokens) for t in texts)
     assert all(len(batch) * max(len(text.tokens) for text in batch) <= 40 for batch in batches)
+
+
+def test_the_page_and_the_card_say_what_is_written_and_how():
+    page, card = (path.read_text() for path in (DOCS / "training.md", shipped_head(smollm2.NAME) / "README.md"))
+    assert dict(re.findall(r"`(\w+)`\)? (\d+ %)", page)) == {
+        kind: f"{100 * share:.0f} %" for kind, share in on_gpu.SHARES.items()
+    }
+    commands = re.findall(r"^python -m recipes\.smollm2_head\.on_gpu(?:.*\\\n)*.*$", page, flags=re.MULTILINE)
+    known = set(re.findall(r"--[\w-]+", inspect.getsource(on_gpu.main)))
+    assert len(commands) == 2
+    for command in (" ".join(each.replace("\\", " ").split()) for each in commands):
+        assert f"`{command}`" in card
+        assert set(re.findall(r"--[\w-]+", command)) <= known
 
 
 @pytest.mark.parametrize("kind", on_gpu.SHARES)
