@@ -44,11 +44,15 @@ def test_class_paths_serve_without_the_entry_point(tmp_path: Path) -> None:
         "additional_config": {"treespec": {"tree": 8, "drafter": "recycling"}},
     }
     params = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, "detokenize": False}
-    jobs = {"greedy": {"prompts": [[1, 2, 3], [4, 5, 4, 5]], "params": params}}
-    found = run_jobs(engine, jobs, more={"VLLM_PLUGINS": ""})
+    prompts = [[1, 2, 3], [4, 5, 4, 5]]
+    jobs = {"greedy": {"prompts": prompts, "params": params}}
+    refused = {"refused": {"prompts": prompts, "params": [params, {**params, "logprob_token_ids": [1]}]}}
+    found = run_jobs(engine, {**refused, **jobs}, more={"VLLM_PLUGINS": ""})
     plain = run_jobs({name: engine[name] for name in list(engine)[:4]}, jobs)
     assert found["greedy"] == plain["greedy"]
     assert found["stats"]["num_draft_tokens"] > 0
+    assert found["refused"][0] == plain["greedy"][0]
+    assert found["refused"][1]["reason"] == "error"
 
 
 def test_layers_with_and_without_a_window_share_their_blocks(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from treespec import BestFirst, Merge, SuffixLookup, SuffixStore, TokenRecycling, TreeBatch, Verdict
+from treespec.drafters.registry import DRAFTERS
 from treespec.errors import ConfigError
 from treespec.protocols import Scores, Session, VerifiedStep
 from treespec.sampling import NoProcessors
@@ -166,8 +167,10 @@ def test_steps_that_were_passed_over_are_read_at_the_next_draft() -> None:
     assert not drafting.is_resting  # What became of the draft is always learned.
 
 
-def test_drafters_of_the_users_own_see_every_step() -> None:
-    rng, drafting = np.random.default_rng(0), Drafting(Options(7, "helpers.engines.drafters:Bigram", 8), VOCAB)
+@pytest.mark.parametrize("name", ["helpers.engines.drafters:Bigram", "registered"])
+def test_drafters_of_the_users_own_see_every_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DRAFTERS._parts, "registered", "helpers.engines.drafters:Bigram")
+    rng, drafting = np.random.default_rng(0), Drafting(Options(7, name, 8), VOCAB)
     for _ in range(3 * EAGER_STEPS):
         plain_step(drafting, {"a": [1, 2]}, rng)
         assert not drafting.is_resting

@@ -95,6 +95,8 @@ def test_the_method_becomes_class_paths(is_cpu: bool) -> None:
     speculative_config = SimpleNamespace(num_speculative_tokens=7)
     config = SimpleNamespace(additional_config=args.additional_config, speculative_config=speculative_config)
     assert options_of(config) == Options(7, "suffix", 8)
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        options_of(SimpleNamespace(additional_config={"treespec": "x"}, speculative_config=speculative_config))
 
 
 @pytest.mark.parametrize("name", ["worker_cls", "scheduler_cls"])

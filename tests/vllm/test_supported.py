@@ -33,14 +33,7 @@ from treespec.vllm.options import Options
 from treespec.vllm.plugin import PROPOSER
 from treespec.vllm.runner import TreeRunner
 from treespec.vllm.scheduler import TreeScheduler, num_scratch_blocks
-from treespec.vllm.supported import (
-    KV_UPDATE,
-    check_backends,
-    check_cache,
-    check_config,
-    check_params,
-    why_chains,
-)
+from treespec.vllm.supported import KV_UPDATE, check_backends, check_cache, check_config, unserved, why_chains
 from treespec.vllm.touched import TOUCHED, check_version, missing
 from treespec.vllm.worker import WithTrees, check_classes
 
@@ -222,7 +215,15 @@ def groups(*kinds: Kind | None) -> SimpleNamespace:
 
 @pytest.fixture
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supported, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    monkeypatch.setattr(supported, "current_platform", SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: True))
+
+
+def test_other_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ROCm's kernels may write caches by another method than the one that segments replace."""
+    other = SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: False)
+    monkeypatch.setattr(supported, "current_platform", other)
+    with pytest.raises(UnsupportedModeError, match="devices but CPUs and CUDA"):
+        check_config(config())
 
 
 HYBRID = {"model_config__is_hybrid": True}
@@ -283,9 +284,8 @@ def test_what_vllm_derives_from_our_backends_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["thinking_token_budget", "logprob_token_ids"])
 def test_requests_are_refused_by_name(name: str) -> None:
-    check_params(SimpleNamespace())
-    with pytest.raises(UnsupportedModeError, match=name):
-        check_params(SimpleNamespace(**{name: [3]}))
+    assert unserved(SimpleNamespace()) == ""
+    assert unserved(SimpleNamespace(**{name: [3]})) == name
 
 
 def test_servers_answer_refused_requests_as_the_clients_error() -> None:

@@ -38,9 +38,7 @@ def __getattr__(name: str) -> Any:
 
 
 def with_segments(backend: Any, path: str) -> Any:
-    """The backend with segments: any decoder attention that writes its cache by `do_kv_cache_update`, not in `forward`.
-
-    Its cache must be indexed by blocks first.
+    """The backend with segments: decoder attention whose cache is indexed by blocks first, and written by `WRITES`.
 
     Args:
         path: module and name under which vLLM finds the result: on CUDA it imports what the class says of itself.
@@ -53,8 +51,7 @@ def with_segments(backend: Any, path: str) -> Any:
     class SegmentBuilder(builder_base):
         """Builds metadata with a row per segment, which take the segments along to the layers."""
 
-        segments: PassSegments | None = None
-        """Those of the next pass; the model runner sets them."""
+        segments: PassSegments | None = None  # The model runner sets the next pass's.
 
         def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
             if self.segments is not None:

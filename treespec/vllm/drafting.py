@@ -81,7 +81,7 @@ class Drafting:
     ) -> None:
         """`reader`: a head has its pages; `is_on_host`: the target runs on the CPU, where more tokens cost more."""
         self.drafter, self._reader, policy = make_drafter(options, reader), reader, options.policy
-        is_own = ":" in options.drafter
+        is_own = options.drafter not in (MERGE, "recycling", "suffix", *READERS)
         self.control = policy if isinstance(policy, Control) else None
         if self.control is not None:
             share = 0.0 if reader is None else reader.share

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 METHOD = "treespec"
 READERS = {"head": "a folder or the name of one that ships with treespec", "draft_model": "a folder or a hub name"}
 """Drafters that are models, by the option that names their files, and what that may be."""
-MERGE = "merge"
-"""Both lookups, and the model if there is one."""
+MERGE = "merge"  # Both lookups, and the model if there is one.
 OWN_LAYERS = "mtp"
 """The head that is in the target's own checkpoint."""
 TREE, OLD_TREE = "tree", "speculative_token_tree"

@@ -8,7 +8,7 @@ import logging
 from dataclasses import asdict
 from typing import Any
 
-from treespec.errors import ConfigError, UnsupportedModeError
+from treespec.errors import ConfigError
 from treespec.vllm.options import METHOD, Options, asked_of
 
 logger = logging.getLogger("vllm.treespec")
@@ -16,8 +16,7 @@ logger = logging.getLogger("vllm.treespec")
 PROPOSER = "treespec.vllm.Proposer"
 SCHEDULER = "treespec.vllm.scheduler.TreeScheduler"
 CPU_WORKER, WORKER = "treespec.vllm.worker.TreeCPUWorker", "treespec.vllm.worker.TreeWorker"
-CPU_BLOCK = 32
-"""The smallest block of vLLM's CPU attention: scratch blocks are copied whole."""
+CPU_BLOCK = 32  # The smallest block of vLLM's CPU attention: scratch blocks are copied whole.
 FLAGS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 """vLLM's own arguments for single keys of `speculative_config`, whose names may also be written with dashes."""
 
@@ -97,6 +96,8 @@ def _share_blocks(config: Any) -> None:
 def options_of(vllm_config: Any) -> Options:
     """The options in a vLLM configuration. Raises `ConfigError`: see `Options`."""
     given = (vllm_config.additional_config or {}).get(METHOD, {})
+    if not isinstance(given, dict):
+        raise ConfigError(f"additional_config[{METHOD!r}] must be a mapping of options, got {given!r}")
     number = vllm_config.speculative_config.num_speculative_tokens
     return Options.from_config({**given, "num_speculative_tokens": number})
 
@@ -142,9 +143,8 @@ def _with_served_params(original: Any, self: Any, speculative_config: Any) -> An
         return original(self, speculative_config)
     from vllm.exceptions import VLLMValidationError
 
-    from treespec.vllm.supported import check_params
+    from treespec.vllm.supported import unserved
 
-    try:
-        check_params(self)
-    except UnsupportedModeError as error:
-        raise VLLMValidationError(str(error)) from error
+    if lost := unserved(self):
+        raise VLLMValidationError(f"treespec's trees do not serve {lost}: leave it out, or speculative_config")
+    return None

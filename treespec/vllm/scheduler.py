@@ -1,5 +1,6 @@
 """vLLM's scheduler without the scratch blocks, and with grammars along the branches of trees."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,28 +10,32 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from treespec.vllm.drafts import NO_TOKEN
 from treespec.vllm.grammars import allowed_nodes
-from treespec.vllm.supported import why_chains
+from treespec.vllm.supported import unserved, why_chains
 
 MOST_TREES = 16
 """Full trees for which there are scratch blocks; when they are used up, trees become chains."""
-SHARE = 4
-"""Scratch blocks are at most one in this many."""
-NULL_BLOCKS = 1
-"""vLLM's scheduler gives the first block to nobody."""
+SHARE = 4  # Scratch blocks are at most one in this many.
+NULL_BLOCKS = 1  # vLLM's scheduler gives the first block to nobody.
+logger = logging.getLogger("vllm.treespec")
 
 
 class TreeScheduler(Scheduler):
     """Never hands out the last blocks of the cache: they are the workers' scratch blocks."""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: Any, **kwargs: Any) -> None:
-        num_scratch = num_scratch_blocks(vllm_config, kv_cache_config)
-        kept = replace(kv_cache_config, num_blocks=kv_cache_config.num_blocks - num_scratch)
-        super().__init__(vllm_config=vllm_config, kv_cache_config=kept, **kwargs)
+        num_blocks = kv_cache_config.num_blocks - num_scratch_blocks(vllm_config, kv_cache_config)
+        super().__init__(vllm_config, replace(kv_cache_config, num_blocks=num_blocks), **kwargs)
         if self.dynamic_sd_lookup is None:
             # Otherwise requests that join with one token are padded to full drafts, for the sake of full CUDA graphs.
             self.dynamic_sd_lookup = [self.num_spec_tokens] * (vllm_config.scheduler_config.max_num_seqs + 1)
-        self._parents: dict[str, list[int]] = {}
-        """By request under a grammar its tree's parents; see `TreeRunner.take_draft_token_ids`."""
+        self._parents: dict[str, list[int]] = {}  # From `TreeRunner.take_draft_token_ids`, under a grammar.
+
+    def add_request(self, request: Any) -> None:
+        """vLLM's; a request that is not served ends with an error here, where no front end has refused it."""
+        super().add_request(request)
+        if lost := unserved(request.sampling_params):
+            logger.error("Request %s ends, as treespec's trees do not serve %s", request.request_id, lost)
+            self.grammar_compile_error_reqs.add(request.request_id)
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """vLLM's; trees under a grammar stay whole, where vLLM cuts a chain at the first token that is forbidden."""
@@ -74,7 +79,8 @@ def num_scratch_blocks(config: VllmConfig, kv_cache_config: Any) -> int:
         return 0
     assert config.speculative_config is not None
     num_blocks = kv_cache_config.num_blocks
-    trees = min(config.scheduler_config.max_num_seqs, MOST_TREES)
-    wanted = min(2 * config.speculative_config.num_speculative_tokens * trees, num_blocks // SHARE)
+    wanted = (
+        2 * config.speculative_config.num_speculative_tokens * min(config.scheduler_config.max_num_seqs, MOST_TREES)
+    )
     longest = -(-config.model_config.max_model_len // config.cache_config.block_size)
-    return max(min(wanted, num_blocks - NULL_BLOCKS - longest), 0)
+    return max(min(wanted, num_blocks // SHARE, num_blocks - NULL_BLOCKS - longest), 0)

@@ -24,8 +24,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from treespec.tree import TreeBatch
 
-LEAST_TEMPERATURE = 1e-5
-"""Below it vLLM decodes greedily."""
+LEAST_TEMPERATURE = 1e-5  # Below it vLLM decodes greedily.
 _BY_REQUEST = (
     "frequency_penalties",
     "presence_penalties",

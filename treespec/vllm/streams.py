@@ -8,8 +8,7 @@ import torch
 from treespec.tree import TreeBatch
 from treespec.verification.dense.scans import Uniforms
 
-WORDS = 4
-"""Numbers of Philox per value of its counter."""
+WORDS = 4  # Numbers of Philox per value of its counter.
 
 
 class Streams:

@@ -22,6 +22,7 @@ def check_config(config: VllmConfig) -> None:
     is_cpu, is_other = current_platform.is_cpu(), model.is_hybrid or model.use_mla
     is_allowed = is_cpu or (config.additional_config or {}).get(METHOD, {}).get("allow_untested") is True
     refused = {
+        "devices but CPUs and CUDA": not (is_cpu or current_platform.is_cuda()),
         "the V2 model runner: set VLLM_USE_V2_MODEL_RUNNER=0": config.use_v2_model_runner,
         "pipeline parallelism: set tensor_parallel_size instead": parallel.pipeline_parallel_size > 1,
         "data parallelism: start a server for each replica, with data_parallel_size=1": parallel.data_parallel_size > 1,
@@ -80,10 +81,10 @@ def check_backends(backends: Iterable[Any]) -> None:
         refuse("has_segments" not in vars(backend), f"attention {name}: set it to FLASH_ATTN or TRITON_ATTN on CUDA")
 
 
-def check_params(params: Any) -> None:
-    """Raises `UnsupportedModeError`: sampling parameters of a request that are not served."""
-    refuse(getattr(params, "thinking_token_budget", None) is not None, "thinking_token_budget")
-    refuse(bool(getattr(params, "logprob_token_ids", None)), "logprob_token_ids")
+def unserved(params: Any) -> str:
+    """The sampling parameters of a request that are not served, by name; empty: all are."""
+    names = "thinking_token_budget", "logprob_token_ids"
+    return ", ".join(name for name in names if getattr(params, name, None) not in (None, []))
 
 
 def refuse(is_refused: bool, what: str) -> None:
