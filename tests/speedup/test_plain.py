@@ -1,6 +1,7 @@
 """Where speculation is slower, `speed_up` lets transformers decode: the same output, what is counted, and when."""
 
 import contextlib
+from dataclasses import fields
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 import treespec
 from treespec.engine.stats import PHASES, SpeculationStats
 from treespec.errors import UnsupportedModeError
+from treespec.hf.generation.call import Options
+from treespec.literature import ThresholdAcceptance
 from treespec.speedup import plain
 
 
@@ -118,8 +121,26 @@ def test_output_is_that_of_generate(model, always_plain, do_sample):
         speculation.restore()
 
 
-@pytest.mark.parametrize("options", [{"tree": 4}, {"record_steps": True}, {"seed": 3}], ids=str)
-def test_what_speculation_alone_has_is_had(model, always_plain, options):
+SERVED_PLAINLY = {"drafter", "tokenizer", "streamer", "stop_strings"}
+ALONE = (
+    {"tree": 4},
+    {"record_steps": True},
+    {"progress": True},
+    {"seed": 3},
+    {"trace": "steps.jsonl"},
+    {"verification": ThresholdAcceptance()},
+)
+
+
+def test_every_option_is_known_to_be_served_plainly_or_not():
+    """A new option of `TreeSpeculation` may not be left out without a word."""
+    alone = {name for options in ALONE for name in options} - {"tree"} | {"policy", "compiled"}
+    assert {field.name for field in fields(Options)} == SERVED_PLAINLY | alone
+
+
+@pytest.mark.parametrize("options", ALONE, ids=str)
+def test_what_speculation_alone_has_is_had(model, always_plain, options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     speculation = treespec.speed_up(model, **options)
     model.generate(**left_padded([9]), max_new_tokens=12, do_sample=False, custom_generate=speculation)
     assert speculation.stats.seconds["verify"] > 0

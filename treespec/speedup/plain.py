@@ -20,6 +20,7 @@ from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 from transformers.generation.streamers import BaseStreamer
 
+from treespec.checks import AUTO
 from treespec.engine.ranks import Alone
 from treespec.engine.stats import SpeculationStats
 from treespec.hf.evaluation import evaluation_mode
@@ -104,6 +105,7 @@ def can_be_plain(call: Call) -> bool:
     """Whether a call asks for nothing that speculation alone has, and no other process waits for its passes."""
     wanted = (call.seed, call.trace, call.compiled)
     is_wanting = call.record_steps or call.progress or any(option is not None for option in wanted)
+    is_wanting |= call.verification != AUTO  # Plain decoding would leave a lossy rule out.
     is_special = call.config.return_dict_in_generate or call.has_filled_cache or bool(call.state_layers)
     has_known_ends = call.stop_strings is None and all(isinstance(one, KNOWN_ENDS) for one in call.criteria)
     if call.num_rows > 1 and not has_known_ends:  # Padding after such an end would count as tokens.
