@@ -7,11 +7,13 @@ prints them.
 import subprocess
 import sys
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 from helpers import weight
 
+import treespec
 from treespec.hf.add_ons import ADD_ONS, RARE
 
 AT_IMPORT = {"engine.loop": 3_500, "hf.generation.speculation": 10_500}
@@ -76,6 +78,19 @@ def test_the_control_and_the_plugin_are_small():
             rooms[room] += lines
     assert rooms["treespec.policies.control"] <= CONTROL
     assert rooms["treespec.vllm"] <= VLLM
+
+
+def test_functions_benchmarks_and_pages_are_small():
+    counts = weight.counts()
+    assert weight.function_lengths()[-1] <= 50
+    assert counts["lines of benchmarks"][0] <= 6_000
+    assert counts["words of README and docs"][0] <= 25_000
+    assert len((weight.ROOT / "CHANGELOG.md").read_text().split()) <= 600
+
+
+def test_every_package_of_treespec_is_a_name_of_it():
+    packages = {module.name for module in iter_modules(treespec.__path__) if module.ispkg} - {"commands", "vllm"}
+    assert packages <= set(dir(treespec))
 
 
 def test_the_core_imports_no_add_on():

@@ -80,21 +80,17 @@ __all__ = [
 
 _load, __dir__ = lazy(
     __name__,
-    {
-        "checks": "",
+    dict.fromkeys(["checks", "data", "devices", "engine", "grammars", "literature", "protocols", "registry"], "")
+    | dict.fromkeys(["sampling", "testing", "training", "viz"], "")
+    | {
         "cpu": "optimize restore",
-        "data": "",
         "drafters": "DraftModel Merge SuffixLookup SuffixStore TokenRecycling WarmStart",
         "errors": "TreespecError TreespecWarning",
-        "grammars": "",
         "heads": "Eagle3",
         "hf": "CACHE_NAME SpeculativeDecoder TreeScorer TreeSpeculation commit_cache from_config generate load_drafter "
         "load_mtp new_cache shipped_head tree_attention_mask",
         "lab": "TraceFile check diagnose load_setting read_trace save_setting",
         "policies": "BestFirst Chain Control KAry Paths Sequoia",
-        "protocols": "",
-        "registry": "",
-        "sampling": "",
         "speedup": "speed_up",
         "tree": "TokenTree TreeBatch Verdict",
         "verification": "verify",

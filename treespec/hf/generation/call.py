@@ -50,7 +50,7 @@ class Compiled(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `TreeSpeculation`, whose arguments have the same names; one call's are in its `Call`.
+    """The options of `TreeSpeculation`: `tree` is `policy` here, `compile` `compiled`; one call's are in its `Call`.
 
     Raises `ConfigError`: flags that are neither True nor False, stop strings that are not strings or come without a
     tokenizer, a streamer without `put` and `end`, a seed that is not an int from 0 to 2**63 - 1.

@@ -88,7 +88,7 @@ class TreeSpeculation:
         record_steps: keep one `StepRecord` per step of the last call in `steps`.
 
     Attributes:
-        options: the arguments above, frozen; assign `dataclasses.replace(speculation.options, seed=1)` to change one.
+        options: an `Options`, frozen; assign `dataclasses.replace(speculation.options, seed=1)` to change one.
         stats: of the last call.
         total_stats: of all calls.
         steps: see `record_steps`.
