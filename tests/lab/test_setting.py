@@ -11,8 +11,9 @@ from treespec import TreeSpeculation
 from treespec.drafters.registry import DRAFTERS
 from treespec.errors import ConfigError, TreespecWarning
 from treespec.lab.setting import Setting, drafter_names, machine_facts, model_sizes
-from treespec.literature import LowConfidence
+from treespec.literature import KSeq, LowConfidence, ThresholdAcceptance
 from treespec.policies import BestFirst, Chain, Control, KAry, Sequoia
+from treespec.verification import RULES, TargetWalk
 
 MODEL = tiny_llama()
 LOOKUPS = ("recycling", "suffix")
@@ -55,6 +56,36 @@ def test_policies_that_it_cannot_describe_are_refused(tmp_path, policy):
     with pytest.raises(ConfigError, match="a setting cannot describe the tree"):
         treespec.save_setting(TreeSpeculation(treespec.SuffixLookup(), tree=policy), tmp_path / "a.json", MODEL)
     assert not any(tmp_path.iterdir())
+
+
+class OtherTraversal(TargetWalk):
+    """The caller's own, under a name of treespec's."""
+
+    name = "traversal"
+
+
+@pytest.mark.parametrize("rule", [ThresholdAcceptance(single=0.2, accumulated=0.3), KSeq(1), OtherTraversal()])
+def test_rules_that_it_cannot_describe_are_refused(tmp_path, rule):
+    given = TreeSpeculation(treespec.TokenRecycling(), tree=4, verification=rule)
+    with pytest.raises(ConfigError, match=rf"a setting cannot describe the rule .*{type(rule).__name__}"):
+        treespec.save_setting(given, tmp_path / "a.json", MODEL)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("rule", ["auto", "token", TargetWalk(), ThresholdAcceptance(), OtherTraversal()])
+def test_rules_are_written_by_the_name_that_stands_for_them(tmp_path, rule):
+    RULES.register("broken", "nowhere.module:Rule")
+    RULES.register("mine", OtherTraversal())
+    try:
+        rule = "mine" if isinstance(rule, OtherTraversal) else rule
+        given = TreeSpeculation(treespec.TokenRecycling(), tree=4, verification=rule)
+        treespec.save_setting(given, tmp_path / "a.json", MODEL)
+        kept = treespec.load_setting(tmp_path / "a.json", MODEL)
+    finally:
+        RULES.forget("broken")
+        RULES.forget("mine")
+    assert type(kept.options.verification) is type(given.options.verification)
+    assert kept.options.verification == given.options.verification
 
 
 def test_drafters_without_a_name_are_given_one(tmp_path):

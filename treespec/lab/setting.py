@@ -23,6 +23,7 @@ from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import check_model
 from treespec.hf.machine import processor
 from treespec.lab.named import LOOKUPS, named_drafters
+from treespec.lab.rules import rule_name
 from treespec.policies import BestFirst, Chain, Control, Paths
 from treespec.policies.best_first import CHILD_SHARE
 from treespec.protocols import TreePolicy
@@ -258,15 +259,19 @@ def save_setting(
             those of lookups with their default options.
 
     Raises:
-        ConfigError: no `TreeSpeculation`, or a tree or a drafter that a file cannot describe.
+        ConfigError: no `TreeSpeculation`, or a tree, a drafter or a rule that a file cannot describe.
         OSError: the file cannot be written.
     """
     if not isinstance(speculation, TreeSpeculation):
         raise ConfigError(f"a setting describes a TreeSpeculation, got {speculation!r:.60}")
     options = speculation.options
-    rule, policy = options.verification, tree_name(options.policy)
+    rule, policy = rule_name(options.verification), tree_name(options.policy)
+    if rule is None:
+        raise ConfigError(
+            f"a setting cannot describe the rule {options.verification!r}: it keeps the name of a registered rule with "
+            "the settings that this name stands for; register yours, RULES.register('mine', rule), to give it one"
+        )
     if drafters is None:
         drafters = speculation.drafter_names if isinstance(speculation, _Loaded) else drafter_names(options.drafter)
     name = Path(str(model.config._name_or_path or type(model).__name__)).name
-    rule = rule if isinstance(rule, str) else rule.name
     Setting(tuple(drafters), **policy, rule=rule, model=name, sizes=model_sizes(model)).save(path)
