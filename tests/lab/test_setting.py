@@ -8,6 +8,8 @@ from helpers.tiny import identical, noisy_copy, prompt, tiny_llama
 
 import treespec
 from treespec import TreeSpeculation
+from treespec.commands.models import Loaded
+from treespec.commands.options import Drafting
 from treespec.drafters.registry import DRAFTERS
 from treespec.errors import ConfigError, TreespecWarning
 from treespec.lab.setting import Setting, drafter_names, machine_facts, model_sizes
@@ -101,6 +103,27 @@ def test_drafters_without_a_name_are_given_one(tmp_path):
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text().replace("b.json", "a.json")
 
 
+@pytest.mark.parametrize("names", ["suffix", [], ["suffix", ""], ["suffix", 5]])
+def test_names_are_given_as_a_list(tmp_path, names):
+    speculation = TreeSpeculation(noisy_copy(MODEL), tree=4)
+    with pytest.raises(ConfigError, match=r"drafters must be a list of names such as \['recycling', 'suffix'\], got"):
+        treespec.save_setting(speculation, tmp_path / "a.json", MODEL, drafters=names)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("names", [None, ["recycling", "suffix"]])
+def test_the_limit_of_merged_trees_is_written(tmp_path, names):
+    merge = treespec.Merge([treespec.TokenRecycling(), treespec.SuffixLookup()], num_nodes=4)
+    assert "num_nodes=4" in repr(merge)
+    treespec.save_setting(TreeSpeculation(merge, tree=16), tmp_path / "a.json", MODEL, drafters=names)
+    loaded = treespec.load_setting(tmp_path / "a.json", MODEL)
+    assert repr(loaded.drafter) == repr(merge)
+    treespec.save_setting(loaded, tmp_path / "b.json", MODEL)
+    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
+    in_commands = Drafting(setting=tmp_path / "a.json").speculation(Loaded(MODEL, None, "model"))
+    assert repr(in_commands.drafter) == repr(merge)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -110,6 +133,8 @@ def test_drafters_without_a_name_are_given_one(tmp_path):
         ('{"format": "treespec setting", "version": 7}', "has version 7"),
         ('{"format": "treespec setting", "version": 1}', "is damaged: 'drafters'"),
         ('{"format": "treespec setting", "version": 1, "drafters": []}', "drafters must be a list of names"),
+        ('{"format": "treespec setting", "version": 1, "drafters": "suffix"}', "drafters must be a list of names"),
+        ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "merge_nodes": 0}', "merge_nodes"),
         ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "colour": 1}', "colour"),
         ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "tree": "oak"}', "tree of 8"),
         ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "tree": "chain of 0"}', "positive int"),
