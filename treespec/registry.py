@@ -1,7 +1,7 @@
 """What loads when it is named: parts by the names that configs and commands use, and the public names of packages."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from importlib import import_module
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
@@ -15,20 +15,20 @@ class Registry(Mapping[str, Part], Generic[Part]):
     """Parts of one kind by name: the part itself, or its import path "module:attribute", loaded at the first look.
 
     Names are listed without importing anything; looking at the parts (`items`, `values`) imports all of them. `made`
-    turns what is registered, or what its import path leads to, into the part.
+    turns what is registered, or what its import path leads to, into the part. `taken` has the names that are in use, by
+    what uses them: its own, and those that would mean something else; registries with one `taken` share no name.
     """
 
     def __init__(
         self, kind: str, parts: Mapping[str, Part | str], made: Callable[[Any], Part] = lambda found: found
     ) -> None:
-        self.kind = kind
-        self._made = made
-        self._parts: dict[str, Part | str] = dict(parts)
+        self.kind, self._made, self._parts = kind, made, dict(parts)
+        self.taken: dict[str, Container[str]] = {kind: self._parts}
 
     def register(self, name: str, part: Part | str) -> None:
         """Add a part, or its import path. Raises `ConfigError`: its name is taken, or it is of another kind."""
-        if name in self._parts:
-            raise ConfigError(f"a {self.kind} called '{name}' is there already; choose another name")
+        for kind in (kind for kind, names in self.taken.items() if name in names):
+            raise ConfigError(f"a {kind} called '{name}' is there already; choose another name")
         self._parts[name] = part if isinstance(part, str) else self._made(part)
 
     def forget(self, name: str) -> None:

@@ -1,5 +1,8 @@
 """A new drafter is one new file and one line, which registers it: whatever takes drafters by name takes it."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from helpers.tiny import identical, tiny_llama
@@ -10,10 +13,11 @@ from treespec.drafters.registry import DRAFTERS
 from treespec.errors import ConfigError
 from treespec.heads.files.kinds import KINDS
 from treespec.hf.loading.formats import FORMATS
-from treespec.lab.named import named_drafters
+from treespec.hf.vllm_config import _KEYS
+from treespec.lab.named import SHIPPED, named_drafters
 from treespec.lab.setting import Setting
 from treespec.vllm.drafting import make_drafter
-from treespec.vllm.options import Options
+from treespec.vllm.options import MERGE, READERS, Options
 
 PROMPT = torch.tensor([[5, 9, 2, 7, 5, 9]])
 
@@ -62,6 +66,37 @@ def test_what_is_not_of_its_kind_is_refused_when_it_is_registered(registry, mess
     with pytest.raises(ConfigError, match=message):
         registry.register("toy", 5)
     assert "toy" not in registry
+
+
+@pytest.mark.parametrize("name", sorted({*_KEYS, *SHIPPED, MERGE, *READERS, *KINDS, *FORMATS}))
+def test_a_name_that_commands_or_configurations_take_otherwise_is_refused(name):
+    with pytest.raises(ConfigError, match=rf"called '{name}' is there already; choose another name"):
+        DRAFTERS.register(name, ToyDrafter)
+
+
+@pytest.mark.parametrize("registry", [KINDS, FORMATS], ids=["kinds", "formats"])
+@pytest.mark.parametrize("name", ["toy", "recycling", "ngram", "eagle3", "medusa"])
+def test_drafters_kinds_and_formats_share_no_name(toy, registry, name):
+    with pytest.raises(ConfigError, match=rf"called '{name}' is there already"):
+        registry.register(name, "my_package.my_module:PART")
+
+
+def test_names_are_refused_before_the_kinds_and_formats_are_loaded():
+    code = (
+        "from treespec.drafters.registry import DRAFTERS\n"
+        "before = {use: set(names) for use, names in DRAFTERS.taken.items()}\n"
+        "import treespec.hf.loading.formats\n"
+        "assert before == {use: set(names) for use, names in DRAFTERS.taken.items()}, DRAFTERS.taken\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_registered_name_that_ends_as_vllms_older_ones_is_taken_as_it_is():
+    DRAFTERS.register("toy_mtp", ToyDrafter)
+    try:
+        assert type(from_config({"method": "toy_mtp", "num_speculative_tokens": 3}).drafter) is ToyDrafter
+    finally:
+        DRAFTERS.forget("toy_mtp")
 
 
 def test_what_makes_no_drafter_is_refused_when_it_is_named():

@@ -8,11 +8,14 @@ from helpers.tiny import identical, noisy_copy, prompt, tiny_llama
 
 import treespec
 from treespec import TreeSpeculation
+from treespec.commands.models import Loaded
+from treespec.commands.options import Drafting
 from treespec.drafters.registry import DRAFTERS
 from treespec.errors import ConfigError, TreespecWarning
 from treespec.lab.setting import Setting, drafter_names, machine_facts, model_sizes
-from treespec.literature import LowConfidence
+from treespec.literature import KSeq, LowConfidence, ThresholdAcceptance
 from treespec.policies import BestFirst, Chain, Control, KAry, Sequoia
+from treespec.verification import RULES, TargetWalk
 
 MODEL = tiny_llama()
 LOOKUPS = ("recycling", "suffix")
@@ -57,6 +60,36 @@ def test_policies_that_it_cannot_describe_are_refused(tmp_path, policy):
     assert not any(tmp_path.iterdir())
 
 
+class OtherTraversal(TargetWalk):
+    """The caller's own, under a name of treespec's."""
+
+    name = "traversal"
+
+
+@pytest.mark.parametrize("rule", [ThresholdAcceptance(single=0.2, accumulated=0.3), KSeq(1), OtherTraversal()])
+def test_rules_that_it_cannot_describe_are_refused(tmp_path, rule):
+    given = TreeSpeculation(treespec.TokenRecycling(), tree=4, verification=rule)
+    with pytest.raises(ConfigError, match=rf"a setting cannot describe the rule .*{type(rule).__name__}"):
+        treespec.save_setting(given, tmp_path / "a.json", MODEL)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("rule", ["auto", "token", TargetWalk(), ThresholdAcceptance(), OtherTraversal()])
+def test_rules_are_written_by_the_name_that_stands_for_them(tmp_path, rule):
+    RULES.register("broken", "nowhere.module:Rule")
+    RULES.register("mine", OtherTraversal())
+    try:
+        rule = "mine" if isinstance(rule, OtherTraversal) else rule
+        given = TreeSpeculation(treespec.TokenRecycling(), tree=4, verification=rule)
+        treespec.save_setting(given, tmp_path / "a.json", MODEL)
+        kept = treespec.load_setting(tmp_path / "a.json", MODEL)
+    finally:
+        RULES.forget("broken")
+        RULES.forget("mine")
+    assert type(kept.options.verification) is type(given.options.verification)
+    assert kept.options.verification == given.options.verification
+
+
 def test_drafters_without_a_name_are_given_one(tmp_path):
     noisy_copy(MODEL).save_pretrained(tmp_path / "draft")
     speculation = TreeSpeculation([noisy_copy(MODEL), treespec.SuffixLookup()], tree=4)
@@ -70,6 +103,27 @@ def test_drafters_without_a_name_are_given_one(tmp_path):
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text().replace("b.json", "a.json")
 
 
+@pytest.mark.parametrize("names", ["suffix", [], ["suffix", ""], ["suffix", 5]])
+def test_names_are_given_as_a_list(tmp_path, names):
+    speculation = TreeSpeculation(noisy_copy(MODEL), tree=4)
+    with pytest.raises(ConfigError, match=r"drafters must be a list of names such as \['recycling', 'suffix'\], got"):
+        treespec.save_setting(speculation, tmp_path / "a.json", MODEL, drafters=names)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("names", [None, ["recycling", "suffix"]])
+def test_the_limit_of_merged_trees_is_written(tmp_path, names):
+    merge = treespec.Merge([treespec.TokenRecycling(), treespec.SuffixLookup()], num_nodes=4)
+    assert "num_nodes=4" in repr(merge)
+    treespec.save_setting(TreeSpeculation(merge, tree=16), tmp_path / "a.json", MODEL, drafters=names)
+    loaded = treespec.load_setting(tmp_path / "a.json", MODEL)
+    assert repr(loaded.drafter) == repr(merge)
+    treespec.save_setting(loaded, tmp_path / "b.json", MODEL)
+    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
+    in_commands = Drafting(setting=tmp_path / "a.json").speculation(Loaded(MODEL, None, "model"))
+    assert repr(in_commands.drafter) == repr(merge)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -79,6 +133,8 @@ def test_drafters_without_a_name_are_given_one(tmp_path):
         ('{"format": "treespec setting", "version": 7}', "has version 7"),
         ('{"format": "treespec setting", "version": 1}', "is damaged: 'drafters'"),
         ('{"format": "treespec setting", "version": 1, "drafters": []}', "drafters must be a list of names"),
+        ('{"format": "treespec setting", "version": 1, "drafters": "suffix"}', "drafters must be a list of names"),
+        ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "merge_nodes": 0}', "merge_nodes"),
         ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "colour": 1}', "colour"),
         ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "tree": "oak"}', "tree of 8"),
         ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "tree": "chain of 0"}', "positive int"),

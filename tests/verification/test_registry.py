@@ -149,6 +149,12 @@ def test_anything_but_a_rule_is_refused_when_it_is_registered() -> None:
     assert "toy" not in RULES
 
 
+def test_no_rule_is_called_as_the_choice_of_one() -> None:
+    with pytest.raises(ConfigError, match="called 'auto' is there already; choose another name"):
+        RULES.register("auto", TargetWalk())
+    assert "auto" not in RULES
+
+
 class Drawing:
     """A source of random outcomes that notes the depths at which tokens are drawn."""
 

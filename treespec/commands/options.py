@@ -125,7 +125,7 @@ class Drafting:
             found = Setting.load(self.setting)
             found.check_fits(loaded.model)
             options |= {"tree": found.policy(), "verification": found.rule}
-            return TreeSpeculation(loaded.drafters(found.drafters), **options)
+            return TreeSpeculation(found.merged(loaded.drafters(found.drafters)), **options)
         options["verification"] = self.rule
         if self.speculative_config is not None:
             if self.drafter or tree != "auto":

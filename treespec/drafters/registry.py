@@ -26,6 +26,15 @@ DRAFTERS: Registry[Callable[[], Drafter]] = Registry(
 """What makes the drafters that any model can have, by the name that commands, configurations and setting files use. One
 of yours is added by `DRAFTERS.register("mine", "my_package.my_module:MyDrafter")`, a class with defaults for all its
 arguments."""
+DRAFTERS.taken |= {
+    "method of configurations": ("draft_model", "ngram", "ngram_gpu"),
+    "drafter that ships with treespec": ("head", "warm"),
+    "drafter of vLLM's configurations": ("merge",),
+    "kind of head": ("dflash", "dspark", "dflash2", "eagle", "eagle3", "peagle"),
+    "format of drafters": ("assistant", "mtp", "medusa"),
+}
+"""What these names mean already, so that no drafter would be made by them everywhere. The last two are replaced by the
+registries of kinds and formats when these are loaded."""
 
 
 def maker(name: str) -> Callable[[], Drafter]:

@@ -63,10 +63,10 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
         raise ConfigError("the configuration has the shape of the tree: use its speculative_token_tree, not tree=")
     config, tree = in_vllm_words(config)
     method = config.get("method")
-    if isinstance(method, str) and method.endswith("_mtp"):  # vLLM's older names, one for each architecture.
-        method = "mtp"
     known = {name: set[str]() for name in DRAFTERS} | {name: {"model"} for name in (*KINDS, *FORMATS)} | _KEYS
     known["eagle3"] = {"model", "parallel_drafting"}
+    if isinstance(method, str) and method.endswith("_mtp") and method not in known:
+        method = "mtp"  # What vLLM's older names mean, one for each architecture.
     if not isinstance(method, str) or method not in known:
         raise ConfigError(f"method must be one of {sorted(known)}, got {method!r}")
     unknown = sorted(map(str, set(config) - _COMMON - known[method]))
@@ -130,11 +130,11 @@ def _trained(method: str, config: Mapping[str, Any], target: PreTrainedModel | N
         raise ConfigError(f"method {method!r} needs 'model': the head's name or folder, got {name!r}")
     if target is None:
         raise ConfigError(f"method {method!r} needs the target model: from_config(config, target=model)")
-    form = format_of(name)
-    if form is None and method in FORMATS:  # Files that do not say what they are, such as a whole checkpoint's.
+    found = format_of(name)
+    if found is None and method in FORMATS:  # Files that do not say what they are, such as a whole checkpoint's.
         return FORMATS[method].load(name, target, None)
     drafter: Any = load_drafter(name, target)
-    found = form.name if form else drafter.head.config.algorithm
+    found = found or drafter.head.config.algorithm
     if method not in (found, _METHODS.get(found)):
         raise ConfigError(f"{name} holds a head of method {found!r}, the configuration says {method!r}")
     is_parallel = found == "peagle"

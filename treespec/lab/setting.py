@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from transformers import PreTrainedModel
 
+from treespec.checks import check_count
 from treespec.cpu.linear_kernels import has_fast_linears
 from treespec.data.tensor_file import whole
 from treespec.drafters import Merge
@@ -21,8 +22,10 @@ from treespec.drafters.registry import DRAFTERS
 from treespec.errors import ConfigError, InvalidTreeError, TreespecError, TreespecWarning
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import check_model
+from treespec.hf.loading.as_drafter import as_drafter
 from treespec.hf.machine import processor
 from treespec.lab.named import LOOKUPS, named_drafters
+from treespec.lab.rules import rule_name
 from treespec.policies import BestFirst, Chain, Control, Paths
 from treespec.policies.best_first import CHILD_SHARE
 from treespec.protocols import TreePolicy
@@ -41,6 +44,7 @@ class Setting:
         tree: "auto", "plain", "chain of 4", "tree of 8", "tree of 8, depth 3", or rank paths such as "[(0,), (1,)]".
         rule: "auto" or a verification rule's name.
         max_nodes, max_latency_ms: limits of "auto", see `Control`.
+        merge_nodes: the `num_nodes` of the drafters' `Merge`.
         model: the target's name.
         sizes: see `model_sizes`; a setting is for models of these sizes.
         machine: see `machine_facts`; empty: nothing was measured.
@@ -56,14 +60,16 @@ class Setting:
     rule: str = "auto"
     max_nodes: int | None = None
     max_latency_ms: float | None = None
+    merge_nodes: int | None = None
     model: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.drafters or not all(isinstance(name, str) and name for name in self.drafters):
-            raise ConfigError(f"drafters must be a list of names such as {list(LOOKUPS)}, got {self.drafters!r}")
+        _check_names(self.drafters)
+        if self.merge_nodes is not None:
+            check_count("merge_nodes", self.merge_nodes)
         for name in ("sizes", "machine", "measured"):
             if not isinstance(getattr(self, name), Mapping):
                 raise ConfigError(f"{name} must be a mapping, got {getattr(self, name)!r}")
@@ -80,6 +86,10 @@ class Setting:
     def policy(self) -> TreePolicy:
         """A new policy of this tree."""
         return tree_policy(self.tree, self.max_nodes, self.max_latency_ms)
+
+    def merged(self, drafters: Sequence[Any]) -> Any:
+        """The loaded drafters for `TreeSpeculation`. Raises `ConfigError`: a limit of merged trees, and one drafter."""
+        return drafters if self.merge_nodes is None else Merge([*map(as_drafter, drafters)], self.merge_nodes)
 
     def as_dict(self) -> dict[str, Any]:
         """The setting as the file's data."""
@@ -102,7 +112,7 @@ class Setting:
         if (version := data.pop("version", None)) != VERSION:
             raise ConfigError(f"{os.fspath(path)} has version {version!r}, this treespec reads {VERSION}: tune again")
         try:
-            data["drafters"] = tuple(data["drafters"])
+            data["drafters"] = _check_names(data["drafters"])
             return cls(**data)
         except (TypeError, KeyError, TreespecError) as error:
             raise ConfigError(f"{os.fspath(path)} is damaged: {error}") from error
@@ -121,6 +131,13 @@ class Setting:
         if different:
             message = f"the setting was measured elsewhere ({'; '.join(different)}): run treespec tune here"
             warnings.warn(message, TreespecWarning, stacklevel=3)
+
+
+def _check_names(names: Any) -> tuple[str, ...]:
+    """Raises `ConfigError`: no list of names; a str would be one of letters."""
+    if isinstance(names, str) or not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"drafters must be a list of names such as {list(LOOKUPS)}, got {names!r}")
+    return tuple(names)
 
 
 def tree_policy(tree: str, max_nodes: int | None = None, max_latency_ms: float | None = None) -> TreePolicy:
@@ -236,7 +253,7 @@ def load_setting(
     setting.check_fits(model)
     drafters = named_drafters(setting.drafters, model, tokenizer, setting.model)
     made = {"tree": setting.policy(), "verification": setting.rule, "tokenizer": tokenizer}
-    speculation = _Loaded(drafters, **made, **options)  # pyright: ignore[reportArgumentType]
+    speculation = _Loaded(setting.merged(drafters), **made, **options)  # pyright: ignore[reportArgumentType]
     speculation.drafter_names = setting.drafters
     return speculation
 
@@ -258,15 +275,22 @@ def save_setting(
             those of lookups with their default options.
 
     Raises:
-        ConfigError: no `TreeSpeculation`, or a tree or a drafter that a file cannot describe.
+        ConfigError: no `TreeSpeculation`, a tree, a drafter or a rule that a file cannot describe, or names that are
+            not in a list.
         OSError: the file cannot be written.
     """
     if not isinstance(speculation, TreeSpeculation):
         raise ConfigError(f"a setting describes a TreeSpeculation, got {speculation!r:.60}")
     options = speculation.options
-    rule, policy = options.verification, tree_name(options.policy)
+    rule, policy = rule_name(options.verification), tree_name(options.policy)
+    if rule is None:
+        raise ConfigError(
+            f"a setting cannot describe the rule {options.verification!r}: it keeps the name of a registered rule with "
+            "the settings that this name stands for; register yours, RULES.register('mine', rule), to give it one"
+        )
     if drafters is None:
         drafters = speculation.drafter_names if isinstance(speculation, _Loaded) else drafter_names(options.drafter)
     name = Path(str(model.config._name_or_path or type(model).__name__)).name
-    rule = rule if isinstance(rule, str) else rule.name
-    Setting(tuple(drafters), **policy, rule=rule, model=name, sizes=model_sizes(model)).save(path)
+    limit = options.drafter.num_nodes if isinstance(options.drafter, Merge) else None
+    names, sizes = _check_names(drafters), model_sizes(model)
+    Setting(names, **policy, rule=rule, merge_nodes=limit, model=name, sizes=sizes).save(path)

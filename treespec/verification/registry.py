@@ -38,6 +38,7 @@ RULES: Registry[BaseRule] = Registry(
     made=_checked,
 )
 """Every rule by name, with its default settings. `RULES.register("mine", "my_package.my_module:MyRule")` adds one."""
+RULES.taken["choice of rules"] = {AUTO}
 
 
 def get_rule(rule: str | VerificationRule) -> VerificationRule:
@@ -68,11 +69,9 @@ def resolve(verification: str | VerificationRule, is_sampling: bool, trees: Tree
     rule = get_rule(verification)
     if rule.is_lossless and not is_sampling:
         is_chain_only = getattr(rule, "requirements", Requirements()).is_chain_only
-        reason = Requirements(is_chain_only=is_chain_only).reason_against(trees)
-        chosen = RULES["target_walk"]
+        chosen, reason = RULES["target_walk"], Requirements(is_chain_only=is_chain_only).reason_against(trees)
     else:
-        reason = rule.reason_against(trees)
-        chosen = rule
+        chosen, reason = rule, rule.reason_against(trees)
     if reason is not None:
         raise RuleMismatchError(
             f"rule '{rule.name}' cannot verify these trees: {reason}; "

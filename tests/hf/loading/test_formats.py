@@ -31,7 +31,7 @@ def fetched(monkeypatch, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    FORMATS.register("toy", Format("toy", lambda source: source == tmp_path, load))
+    FORMATS.register("toy", Format(lambda source: source == tmp_path, load))
     yield tmp_path
     FORMATS.forget("toy")
 
@@ -51,7 +51,7 @@ def test_its_folders_draft_by_name_in_configurations_and_in_commands(folder):
 
 
 def test_the_hub_is_asked_for_the_configuration_first(folder, fetched):
-    assert format_of("publisher/toy").name == "toy"
+    assert format_of("publisher/toy") == "toy"
     assert fetched == [["config.json"]]
     (folder / "model.safetensors").touch()
     assert type(load_drafter("publisher/toy", tiny_llama())) is ToyDrafter

@@ -6,7 +6,9 @@ from helpers.traced import LARGE, LARGE_DRAFT, TARGET, record
 import treespec
 from treespec.errors import ConfigError, RuleMismatchError, TraceError
 from treespec.lab.trace import replay
+from treespec.literature import ThresholdAcceptance
 from treespec.tree import Verdict
+from treespec.verification import RULES, Traversal
 
 MODELS = {"dense form": ("draft model", TARGET), "tree walk": (LARGE_DRAFT, LARGE)}
 
@@ -47,6 +49,41 @@ def test_other_rules_and_shapes_are_replayed(tmp_path):
     assert lengths[2] == same
     assert replay(trace, max_children=1).num_nodes < replay(trace).num_nodes
     assert max(replay(trace, max_nodes=3).num_nodes) == 3
+
+
+class OtherTraversal(Traversal):
+    """The caller's own, under a name of treespec's."""
+
+
+OWN = [ThresholdAcceptance(single=0.01, accumulated=0.01), OtherTraversal()]
+
+
+@pytest.mark.parametrize("rule", OWN, ids=["other settings", "own"])
+def test_a_rule_that_no_name_stands_for_has_to_be_given(tmp_path, rule):
+    _, _, trace = record(tmp_path / "run.jsonl", is_sampling=True, full=True, rule=rule, max_new_tokens=24)
+    shown = type(rule).__name__
+    assert {trace.calls[0].about["rule"], *(step.rule for step in trace.steps)} == {f"unregistered {rule!r}"}
+    with pytest.raises(TraceError, match=rf"rule that is not registered \({shown}.*: give it, replay\(trace, rule="):
+        replay(trace)
+    assert replay(trace, rule).verdicts == [step.verdict for step in trace.steps]
+
+
+def test_a_rule_is_recorded_by_the_name_that_it_is_registered_by(tmp_path):
+    RULES.register("mine", OWN[0])
+    try:
+        _, _, trace = record(tmp_path / "run.jsonl", is_sampling=True, full=True, rule=OWN[0], max_new_tokens=24)
+        assert {trace.calls[0].about["rule"], *(step.rule for step in trace.steps)} == {"mine"}
+        assert replay(trace).verdicts == [step.verdict for step in trace.steps]
+    finally:
+        RULES.forget("mine")
+    with pytest.raises(TraceError, match=r"rule that is not registered \(mine\)"):
+        replay(trace)
+
+
+def test_greedy_steps_of_a_rule_without_a_name_are_the_target_walks(tmp_path):
+    _, _, trace = record(tmp_path / "run.jsonl", full=True, rule=OtherTraversal())
+    assert trace.calls[0].about["rule"] == "unregistered OtherTraversal()"
+    assert replay(trace).verdicts == [step.verdict for step in trace.steps]
 
 
 def test_what_cannot_be_replayed(tmp_path):

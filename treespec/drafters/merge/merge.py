@@ -50,7 +50,7 @@ class Merge(ShowsOptions):
         if len({id(drafter) for drafter in drafters}) < len(drafters):
             raise ConfigError("one drafter is given to Merge twice: each serves one call and one tree at a time")
         self._drafters = list(drafters)
-        self._own_num_nodes = None if num_nodes is None else check_count("num_nodes", num_nodes)
+        self.num_nodes = None if num_nodes is None else check_count("num_nodes", num_nodes)
         if pool is not None and len(pool.weights) != len(drafters):
             raise ConfigError(f"the pool is of {len(pool.weights)} drafters, the merge of {len(drafters)}")
         weights = [getattr(drafter, "confidence_weight", 1.0) for drafter in drafters]
@@ -85,7 +85,7 @@ class Merge(ShowsOptions):
     def propose(self, max_depth: int) -> TreeBatch:
         """See `Drafter`; for errors `read_trees`."""
         roots = self._session.history.last_tokens.tolist()
-        num_nodes = self._own_num_nodes or policy_of_call(self._session).max_nodes
+        num_nodes = self.num_nodes or policy_of_call(self._session).max_nodes
         nothing = [HostTree([root], [ROOT_PARENT], [1.0]) for root in roots]
         parts, drawn = [nothing] * len(self._drafters), None
         for part in sorted(range(len(parts)), key=lambda part: part == self._drawing):

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from treespec.drafters.registry import DRAFTERS
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.drafting.base import HeadDrafter
 from treespec.heads.files.config import ConfigReader
@@ -61,6 +62,8 @@ KINDS: Registry[HeadKind] = Registry(
 )
 """The kinds and their variants by their names in the speculators library and in vLLM's configurations, one of which is
 the `algorithm` of every head's shape. `KINDS.register("mine", "my_package.my_module:KIND")` adds one."""
+DRAFTERS.taken |= KINDS.taken
+KINDS.taken = DRAFTERS.taken
 
 
 def kind_of_files(config: ConfigReader, tensors: Mapping[str, Tensor]) -> HeadKind:

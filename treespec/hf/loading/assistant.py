@@ -94,4 +94,4 @@ def _shared_layers(assistant: PreTrainedModel, facts: ModelFacts) -> dict[str, S
     return found
 
 
-FORMAT = Format("assistant", is_assistant, load_assistant)
+FORMAT = Format(is_assistant, load_assistant)

@@ -9,6 +9,7 @@ from huggingface_hub import snapshot_download
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
+from treespec.drafters.registry import DRAFTERS
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.files.checkpoint import MASK_EMBEDDING, PICKLES
 from treespec.hf.loading.hub import hub_problem
@@ -20,12 +21,10 @@ class Format:
     """One format of drafters.
 
     Args:
-        name: its method in configurations, and its name in `FORMATS`.
         is_meant: whether a folder, a file, a loaded model or the name "mtp" is of this format.
         load: the drafter from that, the target and the longest text that it reads.
     """
 
-    name: str
     is_meant: Callable[[Any], bool]
     load: Callable[[Any, PreTrainedModel, int | None], Any]
 
@@ -46,7 +45,10 @@ FORMATS: Registry[Format] = Registry(
     },
     made=_checked,
 )
-"""What `load_drafter` asks first. `FORMATS.register("mine", "my_package.my_module:FORMAT")` adds one."""
+"""What `load_drafter` asks first, by the methods of configurations. `FORMATS.register("mine",
+"my_package.my_module:FORMAT")` adds one."""
+DRAFTERS.taken |= FORMATS.taken
+FORMATS.taken = DRAFTERS.taken
 SAFETENSORS = "*.safetensors*"
 """With the index of those that are in several files."""
 HEAD_FILES = (CONFIG_NAME, SAFETENSORS, MASK_EMBEDDING)
@@ -54,8 +56,8 @@ MTP = "mtp"
 """The name of the target's own MTP layers in vLLM, in commands and in setting files."""
 
 
-def format_of(source: Any) -> Format | None:
-    """The format of a folder, a name or a loaded model; None: a head of `KINDS`, a whole model, or nothing there.
+def format_of(source: Any) -> str | None:
+    """The format of a folder, a name or a loaded model, by name; None: a head of `KINDS`, a whole model, or nothing.
 
     From the hub only the configuration is fetched: anything else may be a large model.
     """
@@ -63,7 +65,7 @@ def format_of(source: Any) -> Format | None:
         source = find_source(source, patterns=[CONFIG_NAME])
     except CheckpointError:
         return None
-    return next((form for form in FORMATS.values() if form.is_meant(source)), None)
+    return next((name for name, form in FORMATS.items() if form.is_meant(source)), None)
 
 
 def find_source(

@@ -18,7 +18,7 @@ from treespec.heads.files.kinds import kind_of_head
 from treespec.heads.medusa.drafter import Medusa
 from treespec.heads.modules.base import DraftHead
 from treespec.hf.introspect import model_facts
-from treespec.hf.loading.formats import find_folder, find_source, format_of
+from treespec.hf.loading.formats import FORMATS, find_folder, find_source, format_of
 from treespec.hf.weights import whole_weight
 
 
@@ -48,10 +48,10 @@ def load_drafter(
             the head of another model.
         ConfigError: see `Eagle3`; hidden layers that the target does not have.
     """
-    if form := format_of(name):
+    if method := format_of(name):
         if hidden_layers is not None:
-            raise ConfigError(f"{form.name!r} drafts from the target's last hidden state: leave out {hidden_layers=}")
-        return form.load(find_source(name), target, max_length)
+            raise ConfigError(f"{method!r} drafts from the target's last hidden state: leave out {hidden_layers=}")
+        return FORMATS[method].load(find_source(name), target, max_length)
     if isinstance(name, PreTrainedModel):
         raise ConfigError(f"{type(name).__name__} is not an assistant: a whole model drafts as TreeSpeculation(model)")
     head = _read_head(find_folder(name), name, target)

@@ -37,4 +37,4 @@ def load_medusa(source: str | Path, target: PreTrainedModel, max_length: int | N
     return Medusa.load(source, whole_weight(model.get_output_embeddings() or model.get_input_embeddings()))
 
 
-FORMAT = Format("medusa", is_medusa, load_medusa)
+FORMAT = Format(is_medusa, load_medusa)

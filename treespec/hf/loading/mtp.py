@@ -141,4 +141,4 @@ def _load(source: str | Path, target: PreTrainedModel, max_length: int | None) -
     return load_mtp(target, None if source == MTP else source, max_length=max_length)
 
 
-FORMAT = Format(MTP, _is_mtp, _load)
+FORMAT = Format(_is_mtp, _load)

@@ -13,6 +13,7 @@ from treespec.checks import installed_versions
 from treespec.errors import TreespecError
 from treespec.hf.generation.call import Call
 from treespec.lab.pass_times import pass_profile
+from treespec.lab.rules import describe, traced_rule
 from treespec.lab.trace.file import TraceFile
 from treespec.lab.trace.recorder import Recorder
 from treespec.policies import Control
@@ -46,7 +47,7 @@ def as_watcher(trace: Any) -> Tracing | None:
 
 def about_call(model: PreTrainedModel, call: Call, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
     """See `TracedCall.about`; `prompts` are without padding."""
-    rule, tokenizer, config = call.verification, call.tokenizer, call.config
+    tokenizer, config = call.tokenizer, call.config
     neutral = {"max_new_tokens": None, **(_SAMPLING if config.do_sample else {}), **_PENALTIES}
     settings = {name: getattr(config, name, None) for name in neutral}
     return {
@@ -58,7 +59,7 @@ def about_call(model: PreTrainedModel, call: Call, prompts: Sequence[Sequence[in
         "drafter": describe(call.drafter),
         "policy": describe(call.policy),
         "is_auto": isinstance(call.policy, Control),
-        "rule": rule if isinstance(rule, str) else rule.name,
+        "rule": traced_rule(call.verification),
         "is_sampling": bool(config.do_sample),
         "sampling": {k: v for k, v in settings.items() if v is not None and v != neutral[k]},
         "processors": list(call.processor_names),
@@ -68,12 +69,6 @@ def about_call(model: PreTrainedModel, call: Call, prompts: Sequence[Sequence[in
         "prompt_ids": [list(ids) for ids in prompts],
         "prompt": None if tokenizer is None else [str(tokenizer.decode(list(ids))) for ids in prompts],
     }
-
-
-def describe(part: Any) -> str:
-    """A part's `repr` where it says more than an address, else its class."""
-    text = repr(part)
-    return type(part).__name__ if " at 0x" in text or len(text) > 400 else text
 
 
 def _pass_ms(model: PreTrainedModel, policy: Any) -> dict[str, float] | None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from treespec.engine import stats
 from treespec.engine.observer import Observer, StepRecord, VerifiedTrees
+from treespec.lab.rules import traced_rule
 from treespec.lab.trace.contents import distributions_of, short, tree_records
 from treespec.lab.trace.file import TraceFile
 from treespec.policies.control.contract import Choice
@@ -74,7 +75,7 @@ class Recorder(Observer):
         rows, probs = step.rows, step.probs
         start, waits, processing = stats.perf_counter(), WAITS.total(), self._timer.seconds
         about: dict[str, Any] = {"step": self._num_steps, "num_rows": len(rows)}
-        about["rule"] = resolve(step.verification, probs.is_sampling, probs.trees).name
+        about["rule"] = traced_rule(resolve(step.verification, probs.is_sampling, probs.trees))
         trees = tree_records(probs, step.verdicts, step.uniforms, self._drafter)
         self._records = [
             {**about, "row": row, "context": context, **tree}

@@ -28,7 +28,8 @@ class TracedStep:
             was drawn with, of a selected one the drafter's estimate. None where the drafter gives none.
         target_probs: [N], the target's, after the logits processors; in greedy decoding the softmax of its scores.
         drafters: node ids by the name of the drafter that proposed them; several may have proposed one.
-        rule: the verification rule that was applied.
+        rule: the name of the verification rule that was applied; of one that no registered name stands for, such as
+            `ThresholdAcceptance(single=0.1)`, "unregistered " and what it is.
         coins: [N], the rule's uniform numbers for accepting a node; None in greedy decoding.
         draws: [N], those for drawing a token after it.
         draft_index: [N], rows of the table of draft distributions (`TokenTree`); None: all children were selected.

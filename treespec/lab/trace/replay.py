@@ -11,12 +11,13 @@ from torch import Tensor
 from treespec.data.tensor_file import open_tensors
 from treespec.engine.target_probs import TargetProbs
 from treespec.errors import ConfigError, TraceError
+from treespec.lab.rules import UNNAMED
 from treespec.lab.trace.records import Trace, TracedStep
 from treespec.protocols import Scores, VerificationRule
 from treespec.sampling import NoProcessors
 from treespec.tree import TreeBatch, Verdict
 from treespec.tree.history import History
-from treespec.verification import TargetWalk, resolve
+from treespec.verification import RULES, TargetWalk, resolve
 from treespec.verification.dispatch import verify_batch, verify_greedy
 
 
@@ -54,13 +55,14 @@ def replay(
 
     Args:
         trace: one that was recorded with `has_distributions=True`.
-        rule: "auto", a rule's name or a rule; None: the one that was applied in each step.
+        rule: "auto", a rule's name or a rule; None: the one that was applied in each step, if a registered name stands
+            for it: settings of a rule are not recorded.
         max_depth: levels that trees are cut to.
         max_children: first children of every node that they are cut to.
         max_nodes: first nodes that they are cut to.
 
     Raises:
-        TraceError: a step has no distributions, or their file is missing.
+        TraceError: a step has no distributions, or their file is missing; without `rule`, a step's is not registered.
         RuleMismatchError: the rule cannot verify one of the trees.
         ConfigError: an unknown rule, a bound below zero.
     """
@@ -71,6 +73,11 @@ def replay(
     for call in trace.calls:
         for _, group in groupby(call.steps, key=lambda step: step.step):
             rows = list(group)
+            if rule is None and rows[0].rule not in RULES:
+                raise TraceError(
+                    f"{trace.path}, step {rows[0].step} was verified by a rule that is not registered "
+                    f"({rows[0].rule.removeprefix(UNNAMED)}): give it, replay(trace, rule=...)"
+                )
             target, kept = _load(trace, rows, (max_depth, max_children, max_nodes))
             verdicts += _verify(rows, target, kept, rule)
             sizes += map(len, kept)

@@ -99,3 +99,8 @@ def test_a_policy_is_added_by_registering_it():
         SHAPES.forget("mine")
     with pytest.raises(ConfigError, match="mine"):
         Cell("suffix", policy="mine")
+
+
+def test_no_policy_has_the_name_of_plain_decoding():
+    with pytest.raises(ConfigError, match="called 'plain' is there already"):
+        SHAPES.register("plain", lambda budget, depth: Chain(budget))

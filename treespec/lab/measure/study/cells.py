@@ -28,6 +28,7 @@ SHAPES: Registry[Callable[[int, int | None], TreePolicy]] = Registry(
     },
 )
 """Policies of a study by name: of a budget of nodes, root included, and a depth; None: the policy's own."""
+SHAPES.taken["policy without a draft"] = {PLAIN}
 NO_DRAFTER = "none"
 
 
