@@ -4,7 +4,6 @@
     python -m benchmarks.peers --threads 1 --drafters head+warm random --busy 0 1 --output control.json
     python -m benchmarks.peers --threads 1 --batches 4 8 --contexts 256 1024 4096 --output batches.json
     python -m benchmarks.peers --drafters runs/mine/drafter runs/mine/drafter+warm --shapes chain-4 tree-16
-    make bench-peers ARGS="--spec-bench question.jsonl --prompts 20"
 
 Every prompt, or batch of them, is decoded by all contestants, one after the other, in rotating order, with the same
 float32 weights; other libraries wait in processes of their own environments. Whole calls read the prompt; for decoding

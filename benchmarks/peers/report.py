@@ -67,11 +67,13 @@ def num_decoded(run: dict[str, Any]) -> int:
 
 
 def ms_per_token(prompts: Prompts, name: str, is_whole: bool = False) -> list[float]:
-    """Whole calls' milliseconds, or those without reading the prompt and the tokens that it gave."""
-    runs = [runs[name] for runs in prompts.values()]
-    if is_whole:
-        return [1e3 * run["seconds"] / run["tokens"] for run in runs]
-    return [1e3 * (run["seconds"] - run["reading"]) / num_decoded(run) for run in runs]
+    """Milliseconds of decoding, or of whole calls for as many tokens as plain's, as sampled texts differ in length."""
+    mine = [runs[name] for runs in prompts.values()]
+    decoding = [1e3 * (run["seconds"] - run["reading"]) / num_decoded(run) for run in mine]
+    if not is_whole:
+        return decoding
+    lengths = [runs.get(PLAIN, runs[name])["tokens"] for runs in prompts.values()]
+    return [(1e3 * r["seconds"] + ms * (n - r["tokens"])) / n for r, ms, n in zip(mine, decoding, lengths, strict=True)]
 
 
 def speed(prompts: Prompts, name: str | None, other: str | None, is_whole: bool = False) -> str:
@@ -83,7 +85,7 @@ def speed(prompts: Prompts, name: str | None, other: str | None, is_whole: bool 
 
 def in_total(prompts: Prompts, name: str, other: str = OPTIMIZED) -> str:
     """How many times as fast whole calls are, over all tokens together."""
-    tokens = [runs[name]["tokens"] for runs in prompts.values()]
+    tokens = [runs.get(PLAIN, runs[name])["tokens"] for runs in prompts.values()]
     ms, mine = (np.dot(ms_per_token(prompts, one, is_whole=True), tokens) for one in (other, name))
     return f"{ms / mine:.2f}"
 
@@ -105,8 +107,7 @@ def cell_table(cells: dict[str, Prompts]) -> str:
     """All cells, decoding alone but for the whole calls, against the plain decoding that is the faster one there."""
     rows = []
     for cell, prompts in cells.items():
-        plain = fastest(prompts, [PLAIN, OPTIMIZED, COMPILED])
-        if plain is None:
+        if (plain := fastest(prompts, [PLAIN, OPTIMIZED, COMPILED])) is None:
             continue
         ms = f"{np.median(ms_per_token(prompts, plain)):.1f}"
         fixed = [best(prompts, kind) for kind in ("chain", "tree")]
@@ -145,7 +146,7 @@ def category(name: str) -> str:
     """A prompt's kind, by its name; a batch has prompts of several."""
     if " | " in name:
         return "batches"
-    if found := re.fullmatch(rf"(Spec-Bench|{SPEED_BENCH})/.*\((\w+)\)", name):
+    if found := re.fullmatch(rf"(Spec-Bench|{SPEED_BENCH})/.*\(([\w -]+)\)", name):
         is_known = found[1] == SPEED_BENCH or found[2] in TASKS
         return f"{found[1]}, {found[2] if is_known else 'talk'}"
     return "HumanEval" if name.startswith("HumanEval") else "GSM8K"

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks.common.acceptance import RANK_RATES, binary_paths, rank_paths
-from treespec.literature import StochasticBeam, delayed_branching, eagle2, opt_tree
-from treespec.policies import BestFirst, Chain, Paths, Sequoia, SpecExec
+from treespec.literature import SpecExec, StochasticBeam, delayed_branching, eagle2, opt_tree
+from treespec.policies import BestFirst, Chain, Paths, Sequoia
 from treespec.policies.sequoia import AcceptanceTable
 from treespec.protocols import TreePolicy
 from treespec.tree import SELECTED

@@ -9,8 +9,7 @@ from helpers.accelerator.device import DEVICE, PretendAccelerator
 from helpers.accelerator.waits import cases, models_on, prompts
 
 from treespec import Chain, KAry, Paths, Sequoia, TokenRecycling, TreeSpeculation
-from treespec.literature import StochasticBeam, delayed_branching, dyspec, eagle2, opt_tree
-from treespec.policies import SpecExec
+from treespec.literature import SpecExec, StochasticBeam, delayed_branching, dyspec, eagle2, opt_tree
 
 CASES = list(cases())
 CPU = torch.device("cpu")

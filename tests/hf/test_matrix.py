@@ -18,6 +18,7 @@ from treespec.heads import DFlash, Medusa
 from treespec.literature import (
     AdaptiveChain,
     LowConfidence,
+    SpecExec,
     StochasticBeam,
     Truncated,
     delayed_branching,
@@ -25,7 +26,7 @@ from treespec.literature import (
     eagle2,
     opt_tree,
 )
-from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia, SpecExec
+from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia
 from treespec.tree import MIXED, WITHOUT_REPLACEMENT
 
 POLICIES = {

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from treespec.drafters import DraftModel
 from treespec.errors import ConfigError
-from treespec.literature import delayed_branching, dyspec, eagle2, opt_tree
-from treespec.policies import BestFirst, KAry, SpecExec
+from treespec.literature import SpecExec, delayed_branching, dyspec, eagle2, opt_tree
+from treespec.policies import BestFirst, KAry
 from treespec.policies.heap import grow_best_first
 from treespec.tree import SELECTED, WITHOUT_REPLACEMENT
 

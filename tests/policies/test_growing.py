@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import treespec.policies.children as children_module
 from treespec.drafters.base import can_use_heap
 from treespec.errors import ConfigError
-from treespec.literature import StochasticBeam
-from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec, TreeBuilder, as_policy
+from treespec.literature import SpecExec, StochasticBeam
+from treespec.policies import BestFirst, Chain, KAry, Paths, TreeBuilder, as_policy
 from treespec.policies.heap import grow_best_first
 from treespec.protocols import Proposal
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree

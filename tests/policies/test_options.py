@@ -7,13 +7,14 @@ from treespec.errors import ConfigError, InvalidTreeError
 from treespec.literature import (
     AdaptiveChain,
     LowConfidence,
+    SpecExec,
     StochasticBeam,
     Truncated,
     delayed_branching,
     eagle2,
     opt_tree,
 )
-from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia, SpecExec, as_policy, optimal_paths
+from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia, as_policy, optimal_paths
 from treespec.tree import IID, MIXED, WITHOUT_REPLACEMENT
 
 POSITIVE, GAIN, SHARE, TABLE = "positive int", "min_gain must not be negative", r"lie in \(0, 1\]", "acceptance"

@@ -9,13 +9,15 @@ Nothing else in the library imports this package: a rule of it is loaded when it
   target's distribution. They run only when they are named.
 - `StochasticBeam` samples the trees of RSD-S; `LowConfidence` and `AdaptiveChain` are the chains of transformers'
   assisted generation.
-- `eagle2`, `opt_tree`, `dyspec` and `delayed_branching` are trees of papers, as settings of treespec's policies.
+- `SpecExec` is a tree of its paper; `eagle2`, `opt_tree`, `dyspec` and `delayed_branching` are settings of treespec's
+  policies.
 - `optimum/`: the most that any lossless rule can accept; `textbook/`: the algorithms on plain arrays.
 """
 
 from treespec.literature.assisted import AdaptiveChain, LowConfidence
 from treespec.literature.kseq import KSeq
 from treespec.literature.lossy import EnsembleVerification, ThresholdAcceptance, TypicalAcceptance
+from treespec.literature.specexec import SpecExec
 from treespec.literature.stochastic_beam import StochasticBeam
 from treespec.literature.transport import OptimalTransport, TransportTraversal
 from treespec.literature.trees import delayed_branching, dyspec, eagle2, opt_tree
@@ -27,6 +29,7 @@ __all__ = [
     "KSeq",
     "LowConfidence",
     "OptimalTransport",
+    "SpecExec",
     "StochasticBeam",
     "ThresholdAcceptance",
     "TransportTraversal",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from treespec.registry import lazy
 
 if TYPE_CHECKING:
-    from treespec.policies.best_first import BestFirst, SpecExec
+    from treespec.policies.best_first import BestFirst
     from treespec.policies.chain import Chain, StopRule
     from treespec.policies.control import Control
     from treespec.policies.growing import TreeBuilder
@@ -20,7 +20,6 @@ __all__ = [
     "KAry",
     "Paths",
     "Sequoia",
-    "SpecExec",
     "StopRule",
     "TreeBuilder",
     "as_policy",
@@ -30,7 +29,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "best_first": "BestFirst SpecExec",
+        "best_first": "BestFirst",
         "chain": "Chain StopRule",
         "control": "Control",
         "growing": "TreeBuilder",

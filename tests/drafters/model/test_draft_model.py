@@ -8,8 +8,8 @@ from helpers.toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
 from treespec.errors import ConfigError, ContextFullError, TreespecWarning, VocabularyMismatchError
-from treespec.literature import dyspec
-from treespec.policies import BestFirst, Chain, KAry, Paths, SpecExec
+from treespec.literature import SpecExec, dyspec
+from treespec.policies import BestFirst, Chain, KAry, Paths
 from treespec.protocols import Capability, Drafter
 from treespec.sampling import NoProcessors
 from treespec.tree import IID, MIXED, SELECTED, TokenTree, TreeBatch

@@ -20,8 +20,7 @@ from benchmarks.joint_distribution.run import Case, run_case, tiny_models
 from treespec import BestFirst, Chain, KAry, Paths, TokenRecycling, TreeSpeculation, load_drafter
 from treespec.heads import Medusa
 from treespec.hf.introspect import CACHE_NAME
-from treespec.literature import StochasticBeam
-from treespec.policies import SpecExec
+from treespec.literature import SpecExec, StochasticBeam
 
 EAGLE, DFLASH, DSPARK = eagle3_files.shape(hidden=32), dflash(), dspark()
 EAGLE_1, PARALLEL = eagle_files.shape(), eagle3_files.parallel()
