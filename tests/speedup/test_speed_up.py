@@ -373,3 +373,14 @@ def test_layers_that_a_caller_has_optimised_stay(model):
     speculation.restore()
     assert [vars(module).get("forward") for module in model.modules()] == kept
     treespec.restore(model)
+
+
+def test_a_head_that_is_fast_is_not_packed_again(model):
+    """An object for every call would pack the head's weights in every one of them."""
+    head = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    first = kernels.Kernels(model, [head])
+    packed = vars(head[0])["forward"]
+    kernels.Kernels(model, [head])
+    assert vars(head[0])["forward"] is packed
+    first.restore()
+    assert "forward" not in vars(head[0])

@@ -30,13 +30,13 @@ def own_hooks(modules: Mapping[str, nn.Module]) -> dict[tuple[str, Hashable], st
     `forward` that stands on a module in place of its class's.
     """
     shared: Any = nn.modules.module
-    tables = [("all modules", shared._global_forward_pre_hooks), ("all modules", shared._global_forward_hooks)]
+    tables = shared._global_forward_pre_hooks, shared._global_forward_hooks
+    hooks = [("all modules", hook) for table in tables for hook in list(table.values())]
     for name, module in modules.items():
-        where = name or type(module).__name__
-        tables += [(where, module._forward_pre_hooks), (where, module._forward_hooks)]
-        replaced = (vars(module).get(attribute) for attribute in ("_hf_hook", "forward"))
-        tables.append((where, {number: found for number, found in enumerate(replaced) if found is not None}))
-    hooks = [(where, hook) for where, table in tables for hook in list(table.values())]
+        known = vars(module)
+        replaced = [hook for hook in (known.get("_hf_hook"), known.get("forward")) if hook is not None]
+        found = [*module._forward_pre_hooks.values(), *module._forward_hooks.values(), *replaced]
+        hooks += [(name or type(module).__name__, hook) for hook in found]
     return {(where, _reference(hook)): f"{_name(hook)} on {where}" for where, hook in hooks if not _is_harmless(hook)}
 
 
@@ -46,11 +46,10 @@ def own_modules(modules: Mapping[str, nn.Module]) -> dict[tuple[str, Hashable], 
     Libraries of steering vectors put such a module around a layer.
     """
     package = _package(type(modules[""])) if "" in modules else ""
-    return {
-        (name, ref(type(module))): f"{type(module).__name__} at {name}"
-        for name, module in modules.items()
-        if not _is_harmless(type(module)) and _package(type(module)) != package
-    }
+    kinds = {type(module) for module in modules.values()}
+    own = {kind for kind in kinds if not _is_harmless(kind) and _package(kind) != package}
+    found = {name: type(module) for name, module in modules.items() if type(module) in own}
+    return {(name, ref(kind)): f"{kind.__name__} at {name}" for name, kind in found.items()}
 
 
 def _is_harmless(hook: Any) -> bool:

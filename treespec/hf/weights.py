@@ -15,7 +15,9 @@ def weight_counts(modules: Iterable[nn.Module]) -> Counter[str]:
     """How many of the modules' own weights, in this process, are where: "cpu", "cuda:0", offloaded "memory", "disk"."""
     counts: Counter[str] = Counter()
     for module in modules:
-        for name, weight in module.named_parameters(recurse=False):
+        for name, weight in module._parameters.items():
+            if weight is None:
+                continue
             is_offloaded = weight.device.type == "meta"
             where = ADD_ONS["offloaded to"](module, name) if is_offloaded else str(weight.device)
             counts[where] += local_part(weight).numel()

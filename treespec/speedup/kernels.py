@@ -18,7 +18,7 @@ from torch import nn
 
 from treespec.cpu import optimize, restore
 from treespec.cpu.kernel_plan import kernel_folder
-from treespec.cpu.linear_kernels import PLAIN, FastForward
+from treespec.cpu.linear_kernels import PLAIN, FastForward, has_fast_linears
 from treespec.cpu.native import NativeError, is_compiled, load_library
 from treespec.errors import TreespecError
 
@@ -97,6 +97,8 @@ class Kernels:
         else:
             self.state = KEPT
         for head in self._heads:
+            if has_fast_linears(head):  # An earlier `speed_up` of it has packed its weights, or its owner.
+                continue
             with suppress(TreespecError):  # Without a compiler it runs as it is.
                 optimize(head, dtype=torch.int8 if next(head.parameters()).dtype == torch.float32 else None)
 

@@ -99,7 +99,8 @@ class FoldedAttention:
     def __init__(self, model: PreTrainedModel, modules: Mapping[str, nn.Module] | None = None) -> None:
         self._model, self._config = model, model.config.get_text_config()
         found = model.modules() if modules is None else modules.values()
-        is_on_cpu = all(weight.device.type == "cpu" for one in found for weight in one.parameters(recurse=False))
+        weights = (weight for one in found for weight in one._parameters.values() if weight is not None)
+        is_on_cpu = all(weight.device.type == "cpu" for weight in weights)
         # Models without this mark choose their attention's code themselves, by the name that is to be replaced.
         has_interface = getattr(model, "_supports_attention_backend", False)
         self.is_supported = is_on_cpu and has_interface and plain_implementation(self._config) == "sdpa"
