@@ -325,9 +325,9 @@ def test_a_padded_batch_waits_for_its_slowest_row():
     assert drafts[True] == 100
 
 
-def test_a_batch_reads_its_prompts_for_a_first_draft_only_where_many_tokens_are_to_come():
-    for room, is_tried in ((20, False), (1000, True)):
-        world = World(Control(), rows=8, share=0.1)
+def test_a_batch_reads_its_prompts_for_a_first_draft_where_many_tokens_are_to_come_or_it_gains_much():
+    for rows, share, room, is_tried in ((8, 0.1, 20, False), (8, 0.1, 1000, True), (4, 0.06, 32, True)):
+        world = World(Control(), rows=rows, share=share)
         world.room = room
         assert any(name != "plain" for name in world.run(20).names) == is_tried
 

@@ -42,7 +42,7 @@ FEW_TOKENS = 32
 FIRST_WAIT, LONGEST_WAIT, REST_SHARE = 8, 256, 8
 """Plain steps before drafting is tried again, doubled while it does not pay; one in how many of these is repeated."""
 READING_SHARE = 0.03
-"""How much of the plain steps' time may be read to try a drafter again; in a batch, of all steps to come, at all."""
+"""How much of the plain steps' time may be read to try a drafter again; in a batch that may gain little, at all."""
 REPEATED = 3
 """Steps that repeat a choice, as no draft pays or, for one text, drafts clearly do: without prediction or learning."""
 ByCandidate = Float[np.ndarray, "C"]
@@ -194,7 +194,7 @@ class Control(ShowsOptions, StepControl):
         best = int(np.flatnonzero(drafting >= NEARLY * drafting.max())[-1])
         gain = drafting[best] / rates[PLAIN]
         reading_steps = reading_ms / (READING_SHARE * times[PLAIN])
-        is_tried = self._num_rows == 1 or learned.num_drafts > 0 or reading_steps <= room
+        is_tried = self._num_rows == 1 or learned.num_drafts > 0 or reading_steps <= room or gain >= SURE_GAIN
         learned.break_even = times[best] / times[PLAIN] - 1
         if is_tried and gain >= LEAST_GAIN:
             learned.num_plain, learned.num_drafts = 0, learned.num_drafts + 1
