@@ -248,7 +248,7 @@ class Trainee:
         """Go on as saved: seconds of training, steps, tokens and evaluations; nothing of each without a file."""
         if not path.is_file():
             return 0.0, 0, 0, 0
-        weights, optimizer, progress = torch.load(path, map_location=self.learner.head.fc.weight.device)
+        weights, optimizer, progress = torch.load(path, self.learner.head.fc.weight.device, weights_only=True)
         self.objective.load_state_dict(weights)
         self._optimizer.load_state_dict(optimizer)
         return progress
