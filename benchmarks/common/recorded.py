@@ -93,7 +93,7 @@ def write_texts(
                 texts.append((ids[: start + int(ends[0]) + 1] if len(ends) else ids, start))
         cache.mkdir(parents=True, exist_ok=True)
         torch.save(texts, file)
-    return [Text(ids, start) for ids, start in torch.load(file)]
+    return [Text(ids, start) for ids, start in torch.load(file, weights_only=True)]
 
 
 class ModelDistributions:
