@@ -87,9 +87,8 @@ def rereading_length(model: PreTrainedModel, rope: RopeByLength) -> int | None:
 
 def threshold_of(module: Any) -> int | None:
     """The longest text that a rotary module of transformers turns by its first frequencies; None: it has no other."""
-    kinds = vars(module).get("rope_type")  # Most modules have none, for which `getattr` writes a message first.
-    config = None if kinds is None else getattr(module, "config", None)
-    if config is None:
+    kinds: Any = vars(module).get("rope_type")  # Most modules have none, for which `getattr` writes a message first.
+    if kinds is None or (config := getattr(module, "config", None)) is None:
         return None
     settings = config.rope_parameters
     by_layer = kinds if isinstance(kinds, dict) else {None: kinds}
