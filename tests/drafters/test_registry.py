@@ -1,7 +1,9 @@
 """A new drafter is one new file and one line, which registers it: whatever takes drafters by name takes it."""
 
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from helpers.tiny import identical, tiny_llama
 from helpers.toy_drafter import ToyDrafter
 
 from treespec import SuffixLookup, TokenRecycling, TreeSpeculation, from_config, load_setting, save_setting
+from treespec.drafters import registry
 from treespec.drafters.registry import DRAFTERS
 from treespec.errors import ConfigError
 from treespec.heads.files.kinds import KINDS
@@ -108,3 +111,10 @@ def test_what_makes_no_drafter_is_refused_when_it_is_named():
             make_drafter(Options(drafter="toy"))
     finally:
         DRAFTERS.forget("toy")
+
+
+def test_the_names_of_kinds_and_formats_are_taken_before_these_are_loaded():
+    """`DRAFTERS` states them again, as it imports neither: a kind that is added must be stated too."""
+    taken = runpy.run_path(str(Path(registry.__file__)))["DRAFTERS"].taken
+    assert {*taken["kind of head"]} == {*KINDS}
+    assert {*taken["format of drafters"]} == {*FORMATS}
