@@ -64,7 +64,7 @@ def test_known_names_of_the_cache(name):
 def test_a_renamed_cache_is_an_import_error_with_the_versions(monkeypatch):
     """At the first import of what needs transformers."""
 
-    def import_again(name, package):
+    def import_again(name):
         spec = find_spec("treespec.hf.introspect")
         assert spec is not None
         assert spec.loader is not None

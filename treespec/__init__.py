@@ -5,96 +5,53 @@ from typing import TYPE_CHECKING, Any
 from treespec.registry import lazy
 
 if TYPE_CHECKING:
-    from treespec import errors, protocols
-    from treespec.drafters import DraftModel, Merge, SuffixLookup, SuffixStore, TokenRecycling, WarmStart
-    from treespec.errors import TreespecError, TreespecWarning
-    from treespec.heads import Eagle3
-    from treespec.hf import (
-        CACHE_NAME,
-        SpeculativeDecoder,
-        TreeScorer,
-        TreeSpeculation,
-        commit_cache,
-        from_config,
-        generate,
-        load_drafter,
-        load_mtp,
-        new_cache,
-        optimize,
-        restore,
-        shipped_head,
-        tree_attention_mask,
-    )
-    from treespec.lab import TraceFile, check, diagnose, load_setting, read_trace, save_setting
-    from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia
-    from treespec.speedup import speed_up
-    from treespec.tree import TokenTree, TreeBatch, Verdict
-    from treespec.verification import verify
+    from treespec import errors as errors
+    from treespec import protocols as protocols
+    from treespec.cpu import optimize as optimize
+    from treespec.cpu import restore as restore
+    from treespec.drafters import DraftModel as DraftModel
+    from treespec.drafters import Merge as Merge
+    from treespec.drafters import SuffixLookup as SuffixLookup
+    from treespec.drafters import SuffixStore as SuffixStore
+    from treespec.drafters import TokenRecycling as TokenRecycling
+    from treespec.drafters import WarmStart as WarmStart
+    from treespec.errors import TreespecError as TreespecError
+    from treespec.errors import TreespecWarning as TreespecWarning
+    from treespec.heads import Eagle3 as Eagle3
+    from treespec.hf import CACHE_NAME as CACHE_NAME
+    from treespec.hf import SpeculativeDecoder as SpeculativeDecoder
+    from treespec.hf import TreeScorer as TreeScorer
+    from treespec.hf import TreeSpeculation as TreeSpeculation
+    from treespec.hf import commit_cache as commit_cache
+    from treespec.hf import from_config as from_config
+    from treespec.hf import generate as generate
+    from treespec.hf import load_drafter as load_drafter
+    from treespec.hf import load_mtp as load_mtp
+    from treespec.hf import new_cache as new_cache
+    from treespec.hf import shipped_head as shipped_head
+    from treespec.hf import tree_attention_mask as tree_attention_mask
+    from treespec.lab import TraceFile as TraceFile
+    from treespec.lab import check as check
+    from treespec.lab import diagnose as diagnose
+    from treespec.lab import load_setting as load_setting
+    from treespec.lab import read_trace as read_trace
+    from treespec.lab import save_setting as save_setting
+    from treespec.policies import BestFirst as BestFirst
+    from treespec.policies import Chain as Chain
+    from treespec.policies import Control as Control
+    from treespec.policies import KAry as KAry
+    from treespec.policies import Paths as Paths
+    from treespec.policies import Sequoia as Sequoia
+    from treespec.speedup import speed_up as speed_up
+    from treespec.tree import TokenTree as TokenTree
+    from treespec.tree import TreeBatch as TreeBatch
+    from treespec.tree import Verdict as Verdict
+    from treespec.verification import verify as verify
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "CACHE_NAME",
-    "BestFirst",
-    "Chain",
-    "Control",
-    "DraftModel",
-    "Eagle3",
-    "KAry",
-    "Merge",
-    "Paths",
-    "Sequoia",
-    "SpeculativeDecoder",
-    "SuffixLookup",
-    "SuffixStore",
-    "TokenRecycling",
-    "TokenTree",
-    "TraceFile",
-    "TreeBatch",
-    "TreeScorer",
-    "TreeSpeculation",
-    "TreespecError",
-    "TreespecWarning",
-    "Verdict",
-    "WarmStart",
-    "check",
-    "commit_cache",
-    "diagnose",
-    "errors",
-    "from_config",
-    "generate",
-    "load_drafter",
-    "load_mtp",
-    "load_setting",
-    "new_cache",
-    "optimize",
-    "protocols",
-    "read_trace",
-    "restore",
-    "save_setting",
-    "shipped_head",
-    "speed_up",
-    "tree_attention_mask",
-    "verify",
-]
-
-_load, __dir__ = lazy(
-    __name__,
-    dict.fromkeys(["checks", "data", "devices", "engine", "grammars", "literature", "protocols", "registry"], "")
-    | dict.fromkeys(["sampling", "testing", "training", "viz"], "")
-    | {
-        "cpu": "optimize restore",
-        "drafters": "DraftModel Merge SuffixLookup SuffixStore TokenRecycling WarmStart",
-        "errors": "TreespecError TreespecWarning",
-        "heads": "Eagle3",
-        "hf": "CACHE_NAME SpeculativeDecoder TreeScorer TreeSpeculation commit_cache from_config generate load_drafter "
-        "load_mtp new_cache shipped_head tree_attention_mask",
-        "lab": "TraceFile check diagnose load_setting read_trace save_setting",
-        "policies": "BestFirst Chain Control KAry Paths Sequoia",
-        "speedup": "speed_up",
-        "tree": "TokenTree TreeBatch Verdict",
-        "verification": "verify",
-    },
+_load, __dir__, __all__ = lazy(
+    __name__, "checks data devices engine grammars literature registry sampling testing training viz"
 )
 
 

@@ -1,5 +1,7 @@
 """What loads when it is named: parts by the names that configs and commands use, and the public names of packages."""
 
+import ast
+import inspect
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from importlib import import_module
@@ -58,22 +60,30 @@ class Registry(Mapping[str, Part], Generic[Part]):
         return len(self._parts)
 
 
-def lazy(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package (PEP 562) whose names load at their first use.
+def lazy(package: str, modules: str = "") -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` (PEP 562) and `__all__` of a package whose public names load at their first use.
+
+    The names are stated once, where type checkers see them: `from module import name as name` in `if TYPE_CHECKING:`,
+    with `as` because that makes an import public (PEP 484). Here these lines are read from the package's source.
 
     Args:
         package: its `__name__`.
-        names: what it takes from each module below it, "a b" as in `from .module import a, b`; the modules too are
-            names of the package.
+        modules: "a b", those of its modules that load so too, besides the modules that the names come from.
     """
-    modules = {name: module for module, own in names.items() for name in own.split()}
+    blocks = [node for node in ast.parse(inspect.getsource(sys.modules[package])).body if isinstance(node, ast.If)]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
+    inner = [home.removeprefix(f"{package}.") for home in homes.values() if home.startswith(f"{package}.")]
+    below = {*modules.split(), *(name.partition(".")[0] for name in inner)}
 
     def load(name: str) -> Any:
-        if name not in modules and name not in names:
+        if name in homes and homes[name] != package:
+            value = getattr(import_module(homes[name]), name)
+        elif name in homes or name in below:
+            value = import_module(f"{package}.{name}")
+        else:
             raise AttributeError(f"module '{package}' has no attribute {name!r}")
-        module = import_module(f".{modules.get(name, name)}", package)
-        value = getattr(module, name) if name in modules else module
         setattr(sys.modules[package], name, value)
         return value
 
-    return load, lambda: sorted({*vars(sys.modules[package]), *modules, *filter(str.isidentifier, names)})
+    return load, lambda: sorted({*vars(sys.modules[package]), *homes, *below}), sorted(homes)

@@ -38,6 +38,6 @@ def test_ratios_are_paired():
 
 
 def test_verdict_counts_ties_and_wrong_outputs():
-    same, tie, wrong = Agreement(None, None, False), Agreement(3, 1e-5, True), Agreement(3, 0.5, False)
+    same, tie, wrong = Agreement(None, False), Agreement(3, True), Agreement(3, False)
     assert verdict([same, same]) == "2 of 2"
     assert verdict([same, tie, wrong]) == "1 of 3, 1 differ after a tie, 1 WRONG"

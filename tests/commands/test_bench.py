@@ -32,7 +32,7 @@ def test_vllms_configuration_and_the_table(saved, prompts):
 
 
 def test_a_wrong_output_is_exit_code_1(saved, prompts, monkeypatch):
-    wrong = Agreement(1, 0.5, False)
+    wrong = Agreement(1, False)
     monkeypatch.setattr(bench.Bench, "agreements", lambda self, plains, runs: dict.fromkeys(runs, wrong))
     done = invoke(saved, "--prompts", prompts, *SMALL, "--no-auto")
     assert done.exit_code == 1

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from helpers.text_tokenizers import byte_level
 from helpers.tiny import identical, noisy_copy, prompt, tiny_llama
 
 import treespec
@@ -101,6 +102,17 @@ def test_drafters_without_a_name_are_given_one(tmp_path):
     again = treespec.load_setting(tmp_path / "a.json", MODEL)
     treespec.save_setting(again, tmp_path / "b.json", MODEL)
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text().replace("b.json", "a.json")
+
+
+def test_a_draft_model_with_another_tokenizer_needs_the_targets(tmp_path):
+    target, tokenizer = tiny_llama(300), byte_level(300)
+    tiny_llama(500, seed=1).save_pretrained(tmp_path / "draft")
+    byte_level(500).save_pretrained(tmp_path / "draft")
+    Setting((str(tmp_path / "draft"),), "tree of 8", "auto", sizes=model_sizes(target)).save(tmp_path / "a.json")
+    with pytest.raises(ConfigError, match="give tokenizer= too"):
+        treespec.load_setting(tmp_path / "a.json", target)
+    speculation = treespec.load_setting(tmp_path / "a.json", target, tokenizer=tokenizer)
+    assert identical(target, prompt(), speculation, max_new_tokens=12).num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("names", ["suffix", [], ["suffix", ""], ["suffix", 5]])

@@ -13,7 +13,7 @@ from treespec.engine.stats import SpeculationStats
 from treespec.errors import ConfigError
 from treespec.policies import KAry, Sequoia, optimal_paths
 from treespec.policies.sequoia import non_increasing
-from treespec.tree import TokenTree, Verdict, parse_paths
+from treespec.tree import MIXED, TokenTree, Verdict, parse_paths
 
 
 def programme(probs, max_nodes, max_depth):
@@ -113,6 +113,7 @@ def test_measured_acceptance_counts_children_of_accepted_nodes():
     assert other.acceptance_per_depth_and_rank == stats.acceptance_per_depth_and_rank
     grown = [policy.grow(TableSource([0], TableLM(5)), 9) for policy in (Sequoia.from_stats(stats, 9), KAry((2, 2)))]
     assert sorted(rank_paths(grown[0].trees[0])) == sorted(rank_paths(grown[1].trees[0]))
+    assert Sequoia.from_stats(stats, 9, MIXED).children == MIXED
     with pytest.raises(ConfigError, match="nothing was drafted"):
         Sequoia.from_stats(SpeculationStats(), 4)
 

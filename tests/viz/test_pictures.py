@@ -60,11 +60,11 @@ def test_labels_are_cut_and_probabilities_stand_next_to_all_nodes_but_the_root(t
 
 
 def test_the_mask_is_the_trees_own(tmp_path):
-    figure = draw_mask(TREE, cached=["a", " b"], labels=lambda token: f"t{token}", path=tmp_path / "mask.svg")
+    figure = draw_mask(TREE, cached=["a", " b"], labels="t{}".format, path=tmp_path / "mask.svg", title="Four")
     dark = [cell for cell in figure.axes[0].findobj(Rectangle) if cell.get_facecolor() == to_rgba(ACCEPTED)]
     assert len(dark) == int(TREE.ancestor_mask().sum())
     shown = texts(figure)
-    assert {"a", "␣b", "t7", "t1", "t2", "t3", "t4"} <= set(shown)
+    assert {"Four", "a", "␣b", "t7", "t1", "t2", "t3", "t4"} <= set(shown)
     assert [text for text in shown if text.isdigit()] == ["2", "3", "3", "4", "4"]  # Cached tokens plus depth.
     assert (tmp_path / "mask.svg").stat().st_size > 1000
 

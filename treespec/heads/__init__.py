@@ -8,27 +8,14 @@ from typing import TYPE_CHECKING
 from treespec.registry import lazy
 
 if TYPE_CHECKING:
-    from treespec.heads.assistant.drafter import Assistant
-    from treespec.heads.dflash.drafter import DFlash
-    from treespec.heads.eagle.drafter import Eagle
-    from treespec.heads.eagle3.drafter import Eagle3
-    from treespec.heads.medusa.drafter import Medusa
-    from treespec.heads.medusa.module import MedusaHead, MedusaHeads
-    from treespec.heads.mtp.drafter import Mtp
-    from treespec.heads.peagle.drafter import PEagle
+    from treespec.heads.assistant.drafter import Assistant as Assistant
+    from treespec.heads.dflash.drafter import DFlash as DFlash
+    from treespec.heads.eagle.drafter import Eagle as Eagle
+    from treespec.heads.eagle3.drafter import Eagle3 as Eagle3
+    from treespec.heads.medusa.drafter import Medusa as Medusa
+    from treespec.heads.medusa.module import MedusaHead as MedusaHead
+    from treespec.heads.medusa.module import MedusaHeads as MedusaHeads
+    from treespec.heads.mtp.drafter import Mtp as Mtp
+    from treespec.heads.peagle.drafter import PEagle as PEagle
 
-__all__ = ["Assistant", "DFlash", "Eagle", "Eagle3", "Medusa", "MedusaHead", "MedusaHeads", "Mtp", "PEagle"]
-
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "assistant.drafter": "Assistant",
-        "dflash.drafter": "DFlash",
-        "eagle.drafter": "Eagle",
-        "eagle3.drafter": "Eagle3",
-        "medusa.drafter": "Medusa",
-        "medusa.module": "MedusaHead MedusaHeads",
-        "mtp.drafter": "Mtp",
-        "peagle.drafter": "PEagle",
-    },
-)
+__getattr__, __dir__, __all__ = lazy(__name__)

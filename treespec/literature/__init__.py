@@ -14,29 +14,25 @@ Nothing else in the library imports this package: a rule of it is loaded when it
 - `optimum/`: the most that any lossless rule can accept; `textbook/`: the algorithms on plain arrays.
 """
 
-from treespec.literature.assisted import AdaptiveChain, LowConfidence
-from treespec.literature.kseq import KSeq
-from treespec.literature.lossy import EnsembleVerification, ThresholdAcceptance, TypicalAcceptance
-from treespec.literature.specexec import SpecExec
-from treespec.literature.stochastic_beam import StochasticBeam
-from treespec.literature.transport import OptimalTransport, TransportTraversal
-from treespec.literature.trees import delayed_branching, dyspec, eagle2, opt_tree
-from treespec.literature.truncated import Truncated
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AdaptiveChain",
-    "EnsembleVerification",
-    "KSeq",
-    "LowConfidence",
-    "OptimalTransport",
-    "SpecExec",
-    "StochasticBeam",
-    "ThresholdAcceptance",
-    "TransportTraversal",
-    "Truncated",
-    "TypicalAcceptance",
-    "delayed_branching",
-    "dyspec",
-    "eagle2",
-    "opt_tree",
-]
+from treespec.registry import lazy
+
+if TYPE_CHECKING:
+    from treespec.literature.assisted import AdaptiveChain as AdaptiveChain
+    from treespec.literature.assisted import LowConfidence as LowConfidence
+    from treespec.literature.kseq import KSeq as KSeq
+    from treespec.literature.lossy import EnsembleVerification as EnsembleVerification
+    from treespec.literature.lossy import ThresholdAcceptance as ThresholdAcceptance
+    from treespec.literature.lossy import TypicalAcceptance as TypicalAcceptance
+    from treespec.literature.specexec import SpecExec as SpecExec
+    from treespec.literature.stochastic_beam import StochasticBeam as StochasticBeam
+    from treespec.literature.transport import OptimalTransport as OptimalTransport
+    from treespec.literature.transport import TransportTraversal as TransportTraversal
+    from treespec.literature.trees import delayed_branching as delayed_branching
+    from treespec.literature.trees import dyspec as dyspec
+    from treespec.literature.trees import eagle2 as eagle2
+    from treespec.literature.trees import opt_tree as opt_tree
+    from treespec.literature.truncated import Truncated as Truncated
+
+__getattr__, __dir__, __all__ = lazy(__name__)

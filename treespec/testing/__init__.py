@@ -11,63 +11,43 @@ Sampled text is compared with a model's exact distribution (`enumerate_continuat
 `assert_lossless_everywhere(MyRule())` goes through every sampling scheme, shape and edge case that the rule supports.
 """
 
-from treespec.testing.continuations import Continuations, FirstToken, enumerate_continuations, g_test, uncached
-from treespec.testing.drafter import (
-    SEVERAL_DRAFTERS,
-    TOY_SCHEMES,
-    ConditionalProbs,
-    RandomDistributions,
-    ToyDrafter,
-    distribution_pairs,
-    toy_distribution,
-)
-from treespec.testing.exact import (
-    Case,
-    EnumeratingSource,
-    ExactDistribution,
-    VerifyingRule,
-    assert_lossless,
-    assert_lossless_everywhere,
-    enumerate_traces,
-    exact_distribution,
-    supported_cases,
-    toy_case,
-)
-from treespec.testing.trees import SHAPES, AdaptiveDepth, AdaptiveWidth, Context, FixedShape, Shape, ToyTree
-from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "IID",
-    "MIXED",
-    "SELECTED",
-    "SEVERAL_DRAFTERS",
-    "SHAPES",
-    "TOY_SCHEMES",
-    "WITHOUT_REPLACEMENT",
-    "AdaptiveDepth",
-    "AdaptiveWidth",
-    "Case",
-    "ConditionalProbs",
-    "Context",
-    "Continuations",
-    "EnumeratingSource",
-    "ExactDistribution",
-    "FirstToken",
-    "FixedShape",
-    "RandomDistributions",
-    "Shape",
-    "ToyDrafter",
-    "ToyTree",
-    "VerifyingRule",
-    "assert_lossless",
-    "assert_lossless_everywhere",
-    "distribution_pairs",
-    "enumerate_continuations",
-    "enumerate_traces",
-    "exact_distribution",
-    "g_test",
-    "supported_cases",
-    "toy_case",
-    "toy_distribution",
-    "uncached",
-]
+from treespec.registry import lazy
+
+if TYPE_CHECKING:
+    from treespec.testing.continuations import Continuations as Continuations
+    from treespec.testing.continuations import FirstToken as FirstToken
+    from treespec.testing.continuations import enumerate_continuations as enumerate_continuations
+    from treespec.testing.continuations import g_test as g_test
+    from treespec.testing.continuations import uncached as uncached
+    from treespec.testing.drafter import SEVERAL_DRAFTERS as SEVERAL_DRAFTERS
+    from treespec.testing.drafter import TOY_SCHEMES as TOY_SCHEMES
+    from treespec.testing.drafter import ConditionalProbs as ConditionalProbs
+    from treespec.testing.drafter import RandomDistributions as RandomDistributions
+    from treespec.testing.drafter import ToyDrafter as ToyDrafter
+    from treespec.testing.drafter import distribution_pairs as distribution_pairs
+    from treespec.testing.drafter import toy_distribution as toy_distribution
+    from treespec.testing.exact import Case as Case
+    from treespec.testing.exact import EnumeratingSource as EnumeratingSource
+    from treespec.testing.exact import ExactDistribution as ExactDistribution
+    from treespec.testing.exact import VerifyingRule as VerifyingRule
+    from treespec.testing.exact import assert_lossless as assert_lossless
+    from treespec.testing.exact import assert_lossless_everywhere as assert_lossless_everywhere
+    from treespec.testing.exact import enumerate_traces as enumerate_traces
+    from treespec.testing.exact import exact_distribution as exact_distribution
+    from treespec.testing.exact import supported_cases as supported_cases
+    from treespec.testing.exact import toy_case as toy_case
+    from treespec.testing.trees import SHAPES as SHAPES
+    from treespec.testing.trees import AdaptiveDepth as AdaptiveDepth
+    from treespec.testing.trees import AdaptiveWidth as AdaptiveWidth
+    from treespec.testing.trees import Context as Context
+    from treespec.testing.trees import FixedShape as FixedShape
+    from treespec.testing.trees import Shape as Shape
+    from treespec.testing.trees import ToyTree as ToyTree
+    from treespec.tree import IID as IID
+    from treespec.tree import MIXED as MIXED
+    from treespec.tree import SELECTED as SELECTED
+    from treespec.tree import WITHOUT_REPLACEMENT as WITHOUT_REPLACEMENT
+
+__getattr__, __dir__, __all__ = lazy(__name__)

@@ -133,14 +133,14 @@ def exact_distribution(
 
 
 def assert_lossless(
-    rule: VerifyingRule, drafter: _Drafts, target: ConditionalProbs, depth: int | None = None, tolerance: float = 1e-12
+    rule: VerifyingRule, drafter: _Drafts, target: ConditionalProbs, depth: int | None = None
 ) -> ExactDistribution:
-    """Assert that a rule emits the target's distribution: exactly with Fractions, within `tolerance` with floats.
+    """Assert that a rule emits the target's distribution: exactly with Fractions, within 1e-12 with floats.
 
     Arguments and errors as for `exact_distribution`; AssertionError also says how far the distribution is off.
     """
     result = exact_distribution(rule, drafter, target, depth)
-    bound = 0 if result.target_probs.dtype == object else tolerance
+    bound = 0 if result.target_probs.dtype == object else 1e-12
     assert abs(result.total_weight - 1) <= bound, f"the traces' weights sum to {result.total_weight}"
     assert result.error <= bound, (
         f"{rule} is off by {result.error} (total variation {float(result.total_variation):.3g})"

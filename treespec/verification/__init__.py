@@ -6,41 +6,21 @@ tree by tree and all nodes at once (`dense/`).
 
 from typing import TYPE_CHECKING
 
-from treespec.checks import AUTO
 from treespec.registry import lazy
 
 if TYPE_CHECKING:
-    from treespec.verification.dispatch import verify
-    from treespec.verification.recursive import RecursiveRejection, TokenVerification
-    from treespec.verification.registry import RULES, get_rule, resolve, supporting_rules
-    from treespec.verification.rule import ArgmaxSource, GivenUniforms
-    from treespec.verification.target_walk import TargetWalk
-    from treespec.verification.traversal import BlockVerification, Traversal
+    from treespec.checks import AUTO as AUTO
+    from treespec.verification.dispatch import verify as verify
+    from treespec.verification.recursive import RecursiveRejection as RecursiveRejection
+    from treespec.verification.recursive import TokenVerification as TokenVerification
+    from treespec.verification.registry import RULES as RULES
+    from treespec.verification.registry import get_rule as get_rule
+    from treespec.verification.registry import resolve as resolve
+    from treespec.verification.registry import supporting_rules as supporting_rules
+    from treespec.verification.rule import ArgmaxSource as ArgmaxSource
+    from treespec.verification.rule import GivenUniforms as GivenUniforms
+    from treespec.verification.target_walk import TargetWalk as TargetWalk
+    from treespec.verification.traversal import BlockVerification as BlockVerification
+    from treespec.verification.traversal import Traversal as Traversal
 
-__all__ = [
-    "AUTO",
-    "RULES",
-    "ArgmaxSource",
-    "BlockVerification",
-    "GivenUniforms",
-    "RecursiveRejection",
-    "TargetWalk",
-    "TokenVerification",
-    "Traversal",
-    "get_rule",
-    "resolve",
-    "supporting_rules",
-    "verify",
-]
-
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "dispatch": "verify",
-        "recursive": "RecursiveRejection TokenVerification",
-        "registry": "RULES get_rule resolve supporting_rules",
-        "rule": "ArgmaxSource GivenUniforms",
-        "target_walk": "TargetWalk",
-        "traversal": "BlockVerification Traversal",
-    },
-)
+__getattr__, __dir__, __all__ = lazy(__name__)

@@ -8,35 +8,21 @@ nothing global changes and no window opens.
 from typing import TYPE_CHECKING
 
 from treespec.registry import lazy
-from treespec.viz.viewer import write_page
 
 if TYPE_CHECKING:
-    from treespec.viz.explain import draw_decision, draw_mask
-    from treespec.viz.plots import Gain, Measured, plot_comparison, plot_gains, plot_training
-    from treespec.viz.trees import ACCEPTED, GREY, INK, NEXT_EDGE, REFERENCE, draw_tree
+    from treespec.viz.explain import draw_decision as draw_decision
+    from treespec.viz.explain import draw_mask as draw_mask
+    from treespec.viz.plots import Gain as Gain
+    from treespec.viz.plots import Measured as Measured
+    from treespec.viz.plots import plot_comparison as plot_comparison
+    from treespec.viz.plots import plot_gains as plot_gains
+    from treespec.viz.plots import plot_training as plot_training
+    from treespec.viz.trees import ACCEPTED as ACCEPTED
+    from treespec.viz.trees import GREY as GREY
+    from treespec.viz.trees import INK as INK
+    from treespec.viz.trees import NEXT_EDGE as NEXT_EDGE
+    from treespec.viz.trees import REFERENCE as REFERENCE
+    from treespec.viz.trees import draw_tree as draw_tree
+    from treespec.viz.viewer import write_page as write_page
 
-__all__ = [
-    "ACCEPTED",
-    "GREY",
-    "INK",
-    "NEXT_EDGE",
-    "REFERENCE",
-    "Gain",
-    "Measured",
-    "draw_decision",
-    "draw_mask",
-    "draw_tree",
-    "plot_comparison",
-    "plot_gains",
-    "plot_training",
-    "write_page",
-]
-
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "explain": "draw_decision draw_mask",
-        "plots": "Gain Measured plot_comparison plot_gains plot_training",
-        "trees": "ACCEPTED GREY INK NEXT_EDGE REFERENCE draw_tree",
-    },
-)
+__getattr__, __dir__, __all__ = lazy(__name__)

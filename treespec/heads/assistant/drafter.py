@@ -6,15 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treespec.drafters.base import SessionSource, depth_room, single_nodes
+from treespec.drafters.base import SessionSource, single_nodes
 from treespec.errors import ConfigError, UnsupportedModelError, VocabularyMismatchError
 from treespec.heads.assistant.module import AssistantHead
-from treespec.heads.drafting.base import head_proposal
+from treespec.heads.drafting.base import head_proposal, level_depth
 from treespec.heads.drafting.root_features import LAST, RootFeatures
 from treespec.heads.drafting.unread_features import take_columns
-from treespec.policies import BestFirst
-from treespec.policies.best_first import DENSE_DEPTH
-from treespec.policies.wrapping import shape_of
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 from treespec.tree import TreeBatch
 from treespec.tree.transfer import upload
@@ -64,10 +61,7 @@ class Assistant(SessionSource):
 
         Raises `UnsupportedModelError`: the target's cache cannot be read.
         """
-        depth = min(max_depth, depth_room(self._session.history, self._max_length))
-        shape = shape_of(self._policy)
-        if isinstance(shape, BestFirst) and shape.depth is None:
-            depth = min(depth, DENSE_DEPTH)
+        depth = level_depth(self._session, max_depth, self._max_length)
         if depth < 1:
             return single_nodes(self.root_tokens)
         target: Any = self._session.target

@@ -11,12 +11,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.checks import AUTO, check_count
-from treespec.drafters.base import SessionSource, path_probs, policy_of_call
+from treespec.drafters.base import SessionSource, depth_room, path_probs, policy_of_call
 from treespec.errors import ConfigError, LogitsError, VocabularyMismatchError
 from treespec.heads.drafting.unread_features import UnreadFeatures
 from treespec.heads.modules.base import StateReader
 from treespec.heads.modules.kv_cache import DraftingCache
 from treespec.policies import BestFirst, Chain, Paths
+from treespec.policies.best_first import DENSE_DEPTH
+from treespec.policies.wrapping import shape_of
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 from treespec.sampling import NoProcessors
 from treespec.tree import SELECTED, TreeBatch
@@ -95,6 +97,13 @@ def _check_layers(hidden_layers: Sequence[int], num_features: int) -> tuple[int,
             f"hidden_layers must be ints, one for each of the {num_features} hidden states fused, got {hidden_layers!r}"
         )
     return layers
+
+
+def level_depth(session: Session, max_depth: int, max_length: int | None) -> int:
+    """The greatest depth of trees whose levels cost a pass each, dense or not; `max_length`: see `depth_room`."""
+    depth = min(max_depth, depth_room(session.history, max_length))
+    shape = shape_of(policy_of_call(session))
+    return min(depth, DENSE_DEPTH) if isinstance(shape, BestFirst) and shape.depth is None else depth
 
 
 def num_candidates(session: Session) -> int | None:

@@ -14,13 +14,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from treespec.drafters.base import depth_room, single_nodes
-from treespec.heads.drafting.base import Head, HeadDrafter
+from treespec.drafters.base import single_nodes
+from treespec.heads.drafting.base import Head, HeadDrafter, level_depth
 from treespec.heads.drafting.unread_features import Pairs, take_columns
 from treespec.heads.modules.kv_cache import DraftingCache
-from treespec.policies import BestFirst
-from treespec.policies.best_first import DENSE_DEPTH
-from treespec.policies.wrapping import shape_of
 from treespec.protocols import Frontier, Proposal
 from treespec.tree import TreeBatch
 from treespec.tree.transfer import upload
@@ -51,10 +48,7 @@ class LevelDrafter(HeadDrafter[Head]):
     @torch.no_grad()
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone where a root's feature is not known or the context is full."""
-        depth = min(max_depth, depth_room(self._session.history, self._max_length))
-        shape = shape_of(self._policy)
-        if isinstance(shape, BestFirst) and shape.depth is None:
-            depth = min(depth, DENSE_DEPTH)  # A level costs a pass, whether its distributions are dense or not.
+        depth = level_depth(self._session, max_depth, self._max_length)
         if not self._unread.reaches_roots or depth < 1:
             return single_nodes(self.root_tokens)
         return self._policy.grow(self, depth)

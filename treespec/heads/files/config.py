@@ -78,9 +78,9 @@ class ConfigReader:
             raise self.error(key, "true or false")
         return value
 
-    def factor(self, key: str, default: float = 1.0) -> float:
-        """A finite number above zero."""
-        value = self.get(key, default)
+    def factor(self, key: str) -> float:
+        """A finite number above zero, 1 where it is absent."""
+        value = self.get(key, 1.0)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise self.error(key, "a number above zero")
         return float(value)
@@ -175,6 +175,6 @@ def one_window(llama: ConfigReader, count: int) -> int | None:
     return window_size(llama) if kinds == {SLIDING} else None
 
 
-def window_size(llama: ConfigReader, key: str = "sliding_window", default: int | None = None) -> int:
+def window_size(llama: ConfigReader, key: str = "sliding_window") -> int:
     """How many positions a sliding layer sees; any number beyond every text is possible."""
-    return min(llama.integer(key, default, most=math.inf), MAX_SIZE)
+    return min(llama.integer(key, most=math.inf), MAX_SIZE)

@@ -40,11 +40,6 @@ class DraftingCache:
         """The slots of the longest row."""
         return max(self.lengths, default=0)
 
-    @property
-    def num_slots(self) -> int:
-        """S, the slots that a pass attends after its `begin_...`."""
-        return self._end
-
     def begin_commit(self, counts: Sequence[int], num_columns: int, *inputs: Shaped[Tensor, "..."]) -> list[Tensor]:
         """The next pass commits the first `counts[b]` of its columns to row b.
 

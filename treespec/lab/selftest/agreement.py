@@ -21,11 +21,10 @@ class Plain:
 
 @dataclass(frozen=True)
 class Agreement:
-    """`position` of the first token that differs (None: identical), plain's top-two gap there, and whether the output
-    is plain greedy decoding up to such ties."""
+    """`position` of the first token that differs (None: identical), and whether the output is plain greedy decoding up
+    to ties of plain's top two."""
 
     position: int | None
-    gap: float | None
     is_excused: bool
 
     @property
@@ -57,9 +56,8 @@ def compare(model: Any, prompt_ids: Tensor, plain: Plain, output: Sequence[int],
     position = next((i for i in range(length) if output[i] != plain.tokens[i]), None)
     if position is None:
         is_same_length = len(output) == len(plain.tokens)
-        return Agreement(None if is_same_length else length, None, False)
-    gap = plain.gaps[position]
-    return Agreement(position, gap, gap <= tie and largest_shortfall(model, prompt_ids, output) <= tie)
+        return Agreement(None if is_same_length else length, False)
+    return Agreement(position, plain.gaps[position] <= tie and largest_shortfall(model, prompt_ids, output) <= tie)
 
 
 @torch.no_grad()

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from treespec.registry import lazy
 
 if TYPE_CHECKING:
-    from treespec.policies.control.contract import CallFacts, Choice, StepControl
-    from treespec.policies.control.control import Control
+    from treespec.policies.control.contract import CallFacts as CallFacts
+    from treespec.policies.control.contract import StepControl as StepControl
+    from treespec.policies.control.control import Control as Control
 
-__all__ = ["CallFacts", "Choice", "Control", "StepControl"]
-__getattr__, __dir__ = lazy(__name__, {"contract": "CallFacts Choice StepControl", "control": "Control"})
+__getattr__, __dir__, __all__ = lazy(__name__)

@@ -38,10 +38,6 @@ class Plan(NamedTuple):
     """Children, and tokens of earlier siblings that they were drawn without."""
 
     @property
-    def is_selected(self) -> Bool[np.ndarray, "M"]:
-        return self.draft_rows == POINT_MASS
-
-    @property
     def is_first(self) -> Bool[np.ndarray, "M"]:
         return self.sources < len(self.numbers)
 

@@ -40,18 +40,6 @@ class Scan(NamedTuple):
     least: Float[Tensor, "D+R"]
     """The least entries of the draft's distributions and of the target's."""
 
-    @property
-    def weights(self) -> Float[Tensor, "M"]:
-        return self.numbers[0]
-
-    @property
-    def drawn_probs(self) -> Float[Tensor, "M"]:
-        return self.numbers[1]
-
-    @property
-    def sums(self) -> Float[Tensor, "M"]:
-        return self.totals[: len(self.plan.nodes)]
-
 
 def scan_rejection(trees: TreeBatch, target_probs: Probs, draws: Uniforms | None = None) -> Scan:
     """Recursive rejection for all nodes at once: no node's probability depends on another parent's."""
