@@ -41,8 +41,7 @@ def missing(table: Mapping[str, Sequence[str]] = TOUCHED) -> list[str]:
         except (ImportError, AttributeError):
             found.append(path)
         else:
-            lacking = [entry for entry in entries if not any(has(owner, one) for one in entry.split(" or "))]
-            found += [f"{path}.{entry}" for entry in lacking]
+            found += [f"{path}.{entry}" for entry in entries if not any(has(owner, one) for one in entry.split(" or "))]
     return found
 
 
