@@ -59,7 +59,7 @@ def source_hash(part: str) -> str | None:
     node: ast.AST = ast.parse(text)
     for name in names.split("."):
         kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        # Of overloads and of methods that a condition chooses from the last one counts.
+        # The last one counts where there are overloads, or methods that a condition chooses from.
         inner = [child for child in _statements(node) if isinstance(child, kinds) and child.name == name]
         if not inner:
             return None

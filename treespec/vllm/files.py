@@ -55,7 +55,7 @@ class Files:
             )
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())
-            raise CheckpointError(f"{name} is no folder and cannot be fetched from the hub ({reason})") from error
+            raise CheckpointError(f"{name} is not a folder and cannot be fetched from the hub ({reason})") from error
 
     def read(self, folder: Path) -> Checkpoint:
         """As `read_checkpoint`, with vLLM's reader of weights. Raises `CheckpointError`: see there."""
@@ -64,7 +64,7 @@ class Files:
         tensors: dict[str, Tensor] = {}
         for name, tensor in self._weights(folder):
             if name in tensors or not isinstance(tensor, Tensor):
-                raise CheckpointError(f"{folder} holds {name!r} twice, or what it holds by this name is no tensor")
+                raise CheckpointError(f"{folder} holds {name!r} twice, or not as a tensor")
             tensors[name] = tensor.cpu().contiguous()
         refuse_unserved(folder, config, tensors)
         check_weights(folder, tensors)
