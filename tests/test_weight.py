@@ -21,7 +21,7 @@ REACHABLE = {"engine.loop": 4_400, "hf.generation.speculation": 14_500}
 """What is imported in functions, or by its import path, counts too; of the core only."""
 DECODE = 11
 CONTROL, VLLM = 600, 2_000
-DRAFTERS_IN_VLLM = {f"treespec.vllm.{name}" for name in ("draft_model", "heads", "mtp", "pages", "readers")}
+DRAFTERS_IN_VLLM = {f"treespec.vllm.{name}" for name in ("draft_model", "files", "heads", "mtp", "pages", "readers")}
 """Not counted: what drafts there by a model's weights."""
 
 

@@ -21,6 +21,7 @@ from treespec.errors import ConfigError
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.vllm import draft_model
 from treespec.vllm.draft_model import load_served_model
+from treespec.vllm.files import Files
 from treespec.vllm.options import Options
 
 OPTIONS = Options(7, "draft_model", NUM_NODES, draft_model="given")
@@ -33,7 +34,7 @@ def config_of(vocab: int = VOCAB, max_model_len: int = 128) -> Any:
 
 
 def load(folder: Path, **config: Any) -> Any:
-    return load_served_model(str(folder), config_of(**config), 10_000, torch.device("cpu"))
+    return load_served_model(str(folder), config_of(**config), Files(None), 10_000, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

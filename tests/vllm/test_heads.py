@@ -22,14 +22,15 @@ from treespec.heads.eagle3.module import Eagle3Config, Eagle3Head
 from treespec.heads.modules.layers import LayerConfig
 from treespec.testing import enumerate_continuations, g_test, uncached
 from treespec.tree import TreeBatch, Verdict
-from treespec.vllm import heads, pages
+from treespec.vllm import pages
 from treespec.vllm.drafting import Drafting, ServedRow
+from treespec.vllm.files import Files
 from treespec.vllm.heads import ServedHead, load_served_head
 from treespec.vllm.options import Options
 from treespec.vllm.readers import pack_products
 
 SIZE, OPTIONS = 16, Options(7, "head", NUM_NODES, head="given")
-TINY = SimpleNamespace(model="tiny")
+TINY = SimpleNamespace(model="tiny", revision=None)
 
 
 def random_head() -> Eagle3Head:
@@ -236,20 +237,12 @@ class Pretended(torch.nn.Module):
     def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None: ...
 
 
-def test_heads_of_other_models_and_models_without_states_are_refused(
-    tmp_path: Path, folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def offline(name: str, allow_patterns: list[str]) -> str:
-        raise OSError(f"{name} is not in the cache: {allow_patterns}")
-
-    monkeypatch.setattr(heads, "snapshot_download", offline)
-    assert load_served_head(folders[1], Pretended(), TINY).hidden_layers == (1, 0)
+def test_heads_of_other_models_and_models_without_states_are_refused(folders: tuple[str, str]) -> None:
+    files = Files(pytest.importorskip("vllm.config").LoadConfig())
+    assert load_served_head(folders[1], Pretended(), TINY, files).hidden_layers == (1, 0)
     with pytest.raises(CheckpointError, match="another model"):
-        load_served_head(folders[1], Pretended(32), TINY)
+        load_served_head(folders[1], Pretended(32), TINY, files)
     with pytest.raises(CheckpointError, match="no head for"):
-        load_served_head("nothing", Pretended(), TINY)
-    for name, message in (("an/owner", "no head for 'an/owner'.*; nor can it be fetched"), ("nothing", "no head for")):
-        with pytest.raises(CheckpointError, match=message):
-            heads.find_folder(name)
+        load_served_head("nothing", Pretended(), TINY, files)
     with pytest.raises(ConfigError, match="Embedding does not return hidden states"):
-        load_served_head(folders[1], torch.nn.Embedding(1, 1), TINY)
+        load_served_head(folders[1], torch.nn.Embedding(1, 1), TINY, files)

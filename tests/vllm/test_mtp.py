@@ -22,16 +22,18 @@ from treespec import load_mtp
 from treespec.errors import CheckpointError, UnsupportedModelError
 from treespec.tree import TreeBatch
 from treespec.vllm import pages
+from treespec.vllm.files import Files
 from treespec.vllm.heads import load_served_head
 from treespec.vllm.mtp import load_served_mtp
 from treespec.vllm.options import Options
 
 OPTIONS = Options(7, "head", NUM_NODES, head="mtp")
+FILES = Files(None)  # Folders are not fetched.
 
 
 def config_of(folder: Path, config: Any) -> Any:
     """vLLM's `ModelConfig` as far as MTP layers ask."""
-    return SimpleNamespace(model=str(folder), hf_text_config=config, trust_remote_code=False)
+    return SimpleNamespace(model=str(folder), revision=None, hf_text_config=config, trust_remote_code=False)
 
 
 def states_of(text: list[int], size: int) -> Float[Tensor, "n H"]:
@@ -79,13 +81,13 @@ def test_targets_without_layers_or_without_a_class_are_refused(tmp_path: Path) -
     made = mtp_files.write(tmp_path / "mimo", "mimo")
     model, config = Pretended(made.target), config_of(tmp_path / "mimo", made.target.config)
     for name in ("mtp", str(tmp_path / "mimo")):
-        assert load_served_head(name, model, config).hidden_layers == (made.target.config.num_hidden_layers,)
+        assert load_served_head(name, model, config, FILES).hidden_layers == (made.target.config.num_hidden_layers,)
     made.target.save_pretrained(tmp_path / "plain")
     with pytest.raises(CheckpointError, match="MTP layers"):
-        load_served_head("mtp", model, config_of(tmp_path / "plain", made.target.config))
-    unknown = SimpleNamespace(model="own", hf_text_config=SimpleNamespace(), trust_remote_code=False)
-    with pytest.raises(UnsupportedModelError, match="transformers has no class for own's layers"):
-        load_served_head("mtp", model, unknown)
+        load_served_head("mtp", model, config_of(tmp_path / "plain", made.target.config), FILES)
+    unknown = config_of(tmp_path / "mimo", SimpleNamespace())
+    with pytest.raises(UnsupportedModelError, match=r"transformers has no class for .*mimo's layers"):
+        load_served_head("mtp", model, unknown, FILES)
 
 
 @pytest.mark.slow

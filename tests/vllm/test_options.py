@@ -41,7 +41,9 @@ FORMS = "'auto', a number of nodes from 2 on, the root included, or rank paths s
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"drafters": "merge"}, "does not know drafters; it knows num_speculative_tokens"),
+        ({"drafters": "merge"}, "method 'treespec' with trees does not know drafters; it knows num_speculative_tokens"),
+        ({"head": "a/file", "revision": 3}, "revision must be"),
+        ({"revision": "main"}, "revision is that of a head's or draft model's files"),
         ({"drafter": "eagle"}, "recycling, suffix, merge"),
         ({"drafter": 3}, "recycling, suffix, merge"),
         ({"verification": "typical"}, "target_walk"),
@@ -123,6 +125,7 @@ MODEL = {"drafter": "draft_model", "draft_model": "a/file"}
             {"drafter": "head", "head": "a/file"},
         ),
         ({"method": "draft_model", "tree": 8}, 7, MODEL),
+        ({"method": "draft_model", "tree": 8, "revision": "v2"}, 7, {**MODEL, "revision": "v2"}),
         ({"method": "draft_model", "tree": 8, "drafter": "merge"}, 7, {"drafter": "merge", "draft_model": "a/file"}),
         ({"method": "mtp", "model": None, "tree": 8}, 7, {"drafter": "head", "head": "mtp"}),
         (
@@ -142,7 +145,10 @@ def test_vllms_methods_with_a_tree(given: dict[str, Any], number: int, expected:
     configure(args, True)
     assert args.speculative_config == {"model": PROPOSER, "num_speculative_tokens": number}
     found = args.additional_config["treespec"]
-    assert {"drafter": found["drafter"], **{k: found[k] for k in ("head", "draft_model") if found[k]}} == expected
+    assert {
+        "drafter": found["drafter"],
+        **{k: found[k] for k in ("head", "draft_model", "revision") if found[k]},
+    } == expected
 
 
 @pytest.mark.parametrize(
@@ -219,9 +225,10 @@ def test_a_key_that_is_given_twice_is_refused() -> None:
         ),
         ({"method": "draft_model", "tree": 8}, "'method': 'draft_model', 'model': NAME, 'tree': 8"),
         ({"tree": 8}, "'method': 'draft_model', 'model': NAME, 'tree': 8}.* got method None"),
+        ({"model": "a/eagle3", "tree": 8, "quantization": "fp8"}, "method 'eagle3' with trees does not know quanti"),
         (
             {"method": "draft_model", "model": "a", "tree": 8, "draft_tensor_parallel_size": 2},
-            "does not know draft_tensor_parallel_size",
+            "method 'draft_model' with trees does not know draft_tensor_parallel_size",
         ),
     ],
 )

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TypeVar
 
 import pytest
+from helpers import vllm_sources
 
 from treespec.errors import UnsupportedModeError
 from treespec.vllm.touched import TOUCHED, TRIED, VERSIONS, check_version, missing
@@ -79,6 +80,41 @@ def test_another_version_is_named_in_a_warning_and_the_table_decides(
         check_version(version, table("_draw"))
 
 
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module that must not be imported, and the table with the hashes of two parts of it under version 0.9."""
+    module, file = tmp_path / "read_only.py", tmp_path / "touched.toml"
+    module.write_text(
+        "1 / 0\nclass A:\n    @staticmethod\n    def one():\n        pass\n\n    def two(self):\n        pass\n"
+    )
+    file.write_text('[names]\na = ["b"]\n\n[sources."0.9"]\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(vllm_sources, "FILE", file)
+    vllm_sources.record("0.9", ["read_only:A.one", "read_only:A.two"])
+    return module
+
+
+def test_parts_whose_source_has_changed_are_named(package: Path) -> None:
+    newest, known = vllm_sources.known_hashes("0.10")
+    assert (newest, vllm_sources.differing(known)) == ("0.9", [])
+    package.write_text(package.read_text().replace("@staticmethod", "@classmethod").replace("two", "three"))
+    assert vllm_sources.differing(known) == ["read_only:A.one", "read_only:A.two (gone)"]
+    assert vllm_sources.differing({"no_such.module:A": "0"}) == ["no_such.module:A (gone)"]
+
+
+def test_hashes_of_another_version_are_recorded_next_to_the_others(package: Path) -> None:
+    before = vllm_sources.FILE.read_text()
+    package.write_text(package.read_text().replace("pass", "return"))
+    with pytest.raises(ValueError, match=r"A\.three"):
+        vllm_sources.record("0.10", ["read_only:A.three"])
+    assert vllm_sources.FILE.read_text() == before
+    for _ in range(2):
+        vllm_sources.record("0.10", ["read_only:A.one"])
+        assert vllm_sources.FILE.read_text().startswith(before)
+    newest, known = vllm_sources.known_hashes("0.11")
+    assert (newest, list(known), vllm_sources.differing(known)) == ("0.10", ["read_only:A.one"], [])
+
+
 def test_the_extra_installs_the_versions_that_are_served() -> None:
     """From the first of them to the one before the next."""
     (extra,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["vllm"]
@@ -107,6 +143,8 @@ OBJECTS = {
     "group": "vllm.v1.worker.utils:AttentionGroup vllm.v1.kv_cache_interface:KVCacheGroupSpec",
     "kv_cache_config": "vllm.v1.kv_cache_interface:KVCacheConfig",
     "kv_cache_spec": "vllm.v1.kv_cache_interface:KVCacheSpec",
+    "load": "vllm.config:LoadConfig",
+    "loader": "vllm.model_executor.model_loader.default_loader:DefaultModelLoader",
     "layer": "vllm.model_executor.layers.attention:Attention",
     "manager": "vllm.v1.structured_output:StructuredOutputManager",
     "metadata": "vllm.v1.attention.backend:CommonAttentionMetadata vllm.v1.spec_decode.metadata:SpecDecodeMetadata",

@@ -24,6 +24,7 @@ from treespec.hf.loading.models import load_model
 from treespec.hf.models.make_scorer import make_scorer
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.protocols import Capability, Frontier, Session
+from treespec.vllm.files import Files
 
 SHORT = 256
 """A longer text is read in a pass of its own, as the others would be padded to its length."""
@@ -135,15 +136,15 @@ class ServedModel(DraftModel):
             self._num_cached[row], self._is_read[row] = len(text), True
 
 
-def load_served_model(name: str, config: Any, num_weights: int, device: torch.device) -> ServedModel:
+def load_served_model(name: str, config: Any, files: Files, num_weights: int, device: torch.device) -> ServedModel:
     """The draft model of a folder or hub name, for vLLM's model of this `ModelConfig` and number of weights.
 
     Raises:
-        CheckpointError: see `load_model`.
+        CheckpointError: see `Files.find` and `load_model`.
         ConfigError: it has another vocabulary, cannot draft trees, or has too few positions.
         UnsupportedModelError: see `make_scorer`.
     """
-    model: Any = load_model(name, dtype=config.dtype)
+    model: Any = load_model(str(files.find(name)), dtype=config.dtype)
     facts, vocab_size = model_facts(model.to(device).eval()), config.get_vocab_size()
     if facts.num_logits != vocab_size:
         raise ConfigError(

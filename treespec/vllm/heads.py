@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
 from jaxtyping import Float
 from torch import Tensor
 
@@ -14,9 +14,9 @@ from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.eagle3.drafter import Eagle3
 from treespec.heads.eagle3.module import Eagle3Head
 from treespec.heads.files.build import build_head
-from treespec.heads.files.checkpoint import read_checkpoint
 from treespec.heads.files.fitting import check_target, fused_layers, shipped_head
 from treespec.heads.mtp.files import DRAFT_VOCAB, is_speculators_mtp
+from treespec.vllm.files import Files
 from treespec.vllm.options import OWN_LAYERS
 from treespec.vllm.pages import OnPages
 
@@ -33,7 +33,7 @@ class ServedHead(OnPages, Eagle3):
 
 
 def load_served_head(
-    name: str, model: Any, config: Any, gather: Callable[[Tensor, int], Tensor] = lambda part, dim: part
+    name: str, model: Any, config: Any, files: Files, gather: Callable[[Tensor, int], Tensor] = lambda part, dim: part
 ) -> OnPages:
     """The head of a name, see `find_folder`, for vLLM's model of this `ModelConfig`; without its pages.
 
@@ -44,16 +44,17 @@ def load_served_head(
         ConfigError: a head of another kind than EAGLE-3 and MTP, or a model that does not return hidden states.
         UnsupportedModelError: MTP layers that are not served.
     """
+    own = replace(files, revision=files.revision or config.revision)
     is_own = name == OWN_LAYERS or Path(name).resolve() == Path(config.model).resolve()
-    folder = config.model if is_own else find_folder(name)
-    if isinstance(folder, str) or (folder / DRAFT_VOCAB).is_file() or is_speculators_mtp(folder):
+    folder = own.find(config.model) if is_own else find_folder(name, files)
+    if is_own or (folder / DRAFT_VOCAB).is_file() or is_speculators_mtp(folder):
         from treespec.vllm.mtp import load_served_mtp  # With transformers' models.
 
         return load_served_mtp(folder, config, *_vocabulary(model, gather))
     if not hasattr(model, "set_aux_hidden_state_layers"):
         raise ConfigError(f"vLLM's {type(model).__name__} does not return hidden states, which a head reads")
     embedding, lm_head = _vocabulary(model, gather)
-    head = build_head(read_checkpoint(folder), embedding, lm_head, embedding.dtype, embedding.device)
+    head = build_head(files.read(folder), embedding, lm_head, embedding.dtype, embedding.device)
     check_target(head.config, name, config.model, embedding.shape[1], [len(embedding)])
     if type(head) is not Eagle3Head:
         raise ConfigError(f"{name} is a {type(head).__name__}: EAGLE-3 heads and MTP layers are served in vLLM")
@@ -62,7 +63,7 @@ def load_served_head(
     return served
 
 
-def find_folder(name: str) -> Path:
+def find_folder(name: str, files: Files) -> Path:
     """A folder, or that of a head that ships with treespec, or of a repository of the hub, which vLLM's users name.
 
     Raises `CheckpointError`: there is none.
@@ -75,10 +76,9 @@ def find_folder(name: str) -> Path:
         if "/" not in name:
             raise
         try:
-            return Path(snapshot_download(name, allow_patterns=["config.json", "*.safetensors"]))
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise CheckpointError(f"{missing}; nor can it be fetched from the hub ({reason})") from error
+            return files.find(name)
+        except CheckpointError as error:
+            raise CheckpointError(f"{missing}; {error}") from error
 
 
 def _language(model: Any) -> Any:

@@ -36,14 +36,15 @@ class Options:
     warm_start: str | None = None
     head: str | None = None
     draft_model: str | None = None
+    revision: str | None = None
     allow_untested: bool = False
 
     def __post_init__(self) -> None:
         check_count("num_speculative_tokens", self.num_speculative_tokens)
         self._check_drafter()
-        for name in ("warm_start", *READERS):
+        for name in ("warm_start", *READERS, "revision"):
             if (value := getattr(self, name)) is not None and not isinstance(value, str):
-                raise ConfigError(f"{name} must be files or a model's name, got {value!r}")
+                raise ConfigError(f"{name} must be the name of files, a model or its version, got {value!r}")
         self._check_reader()
         nodes, most = self.policy.max_nodes, self.num_speculative_tokens + 1
         if nodes > most:
@@ -66,6 +67,8 @@ class Options:
         if len(given) > 1 or (given and self.drafter not in (*given, MERGE)):
             drafts = f"one model drafts, with drafter={given[0]!r} or {MERGE!r}"
             raise ConfigError(f"{drafts}: leave out one of {' and '.join(given)} and {self.drafter!r}")
+        if self.revision is not None and not given:
+            raise ConfigError("revision is that of a head's or draft model's files: leave it out, or give one of them")
 
     def _check_rule(self) -> None:
         from treespec.policies import Paths
@@ -80,8 +83,8 @@ class Options:
             raise ConfigError(f"rule {self.verification!r} verifies chains only: {chain}")
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Options:
-        """Options from the mapping without `method`. `speculative_token_tree` is another name of `tree`.
+    def from_config(cls, config: Mapping[str, Any], method: Any = METHOD) -> Options:
+        """Options from the mapping without `method`, which errors name. `speculative_token_tree` means `tree`.
 
         Raises `ConfigError`: an unknown key, both names of the tree, or as the class.
         """
@@ -93,7 +96,8 @@ class Options:
             by_batch = "tree='auto', the default, chooses the number of draft tokens by the batch"
             raise ConfigError(f"num_speculative_tokens_per_batch_size is not served: leave it out, as {by_batch}")
         if unknown := sorted(set(options) - set(names)):
-            raise ConfigError(f"method 'treespec' does not know {', '.join(unknown)}; it knows {', '.join(names)}")
+            known = f"with trees does not know {', '.join(unknown)}; it knows {', '.join(names)}"
+            raise ConfigError(f"method {method!r} {known}")
         if options.get(TREE, AUTO) != AUTO and "num_speculative_tokens" not in options:
             options["num_speculative_tokens"] = _policy(options[TREE]).max_nodes - 1
         return cls(**options)
@@ -106,17 +110,17 @@ class Options:
         return Control(self.num_speculative_tokens + 1) if self.tree == AUTO else _policy(self.tree)
 
 
-def asked_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
+def asked_of(config: Mapping[str, Any]) -> Options | None:
     """The options in a `speculative_config`: those of our method, or of vLLM's own drafters with a tree; else None.
 
     The length of vLLM's chain, `num_speculative_tokens`, gives way to the size of the tree.
 
-    Raises `ConfigError`: a tree for another method, or our method's name in capitals.
+    Raises `ConfigError`: a tree for another method, our method's name in capitals, or see `Options`.
     """
     options = dict(config)
     method = options.pop("method", None)
     if method == METHOD:
-        return options
+        return Options.from_config(options)
     if isinstance(method, str) and method.lower() == METHOD:
         raise ConfigError(f"vLLM's methods are written in lower case: 'method': {METHOD!r}, got {method!r}")
     if options.keys().isdisjoint((TREE, OLD_TREE)):
@@ -136,7 +140,7 @@ def asked_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     if options.get("draft_tensor_parallel_size") == 1:  # So it is: the first rank drafts.
         del options["draft_tensor_parallel_size"]
     drafter = method if method in READERS else "head"
-    return {"drafter": drafter, drafter: files, **options}
+    return Options.from_config({"drafter": drafter, drafter: files, **options}, method)
 
 
 def _policy(tree: Any) -> TreePolicy:

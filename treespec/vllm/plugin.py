@@ -55,17 +55,16 @@ def configure(engine_args: Any, is_cpu: bool) -> None:
 
     What trees need and the user left open is set, with a line in the log. docs/vllm.md has the same by hand.
 
-    Raises `ConfigError`: another worker or scheduler, a key that is given twice, or see `asked_of` and `Options`.
+    Raises `ConfigError`: another worker or scheduler, a key that is given twice, or see `asked_of`.
     """
     given = {key.replace("-", "_"): value for key, value in (engine_args.speculative_config or {}).items()}
     flags = {flag: value for flag in FLAGS if (value := getattr(engine_args, flag, None)) is not None}
-    if (asked := asked_of({**given, **{FLAGS[flag]: value for flag, value in flags.items()}})) is None:
+    if (options := asked_of({**given, **{FLAGS[flag]: value for flag, value in flags.items()}})) is None:
         return
     for flag in flags:
         if FLAGS[flag] in given:
             raise ConfigError(f"{flag} and speculative_config[{FLAGS[flag]!r}] mean the same: leave one of them out")
         setattr(engine_args, flag, None)
-    options = Options.from_config(asked)
     for name, needed in {"scheduler_cls": SCHEDULER, "worker_cls": CPU_WORKER if is_cpu else WORKER}.items():
         if (found := getattr(engine_args, name)) not in (None, "auto", needed):
             raise ConfigError(f"method 'treespec' needs {name}={needed!r}, got {found!r}: leave {name} out")

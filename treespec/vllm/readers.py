@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from treespec.cpu.linear_kernels import Kernel, Packed, Rounded, fast_linears, has_onednn
+from treespec.vllm.files import Files
 from treespec.vllm.heads import load_served_head
 from treespec.vllm.options import Options
 from treespec.vllm.pages import OnPages
@@ -23,14 +24,15 @@ NUM_ROWS = 8
 """Weights are packed in the layout for this many rows; others use it too."""
 
 
-def load_reader(options: Options, model: Any, config: Any, device: torch.device, ranks: Any) -> Reader | None:
-    """The head or draft model of these options, without its pages, for vLLM's model of this `ModelConfig`.
+def load_reader(options: Options, model: Any, vllm_config: Any, device: torch.device, ranks: Any) -> Reader | None:
+    """The head or draft model of these options, without its pages, for vLLM's model of this `VllmConfig`.
 
     All ranks call this; all but the first, which drafts, get None or a head that is not used. For errors see
     `load_served_head` and `load_served_model`.
     """
+    config, files = vllm_config.model_config, Files(vllm_config.load_config, options.revision)
     if options.head is not None:
-        served = load_served_head(options.head, model, config, ranks.all_gather)
+        served = load_served_head(options.head, model, config, files, ranks.all_gather)
         pack_products(served.head)
         return served
     if options.draft_model is None or not ranks.is_first_rank:
@@ -38,7 +40,7 @@ def load_reader(options: Options, model: Any, config: Any, device: torch.device,
     from treespec.vllm.draft_model import load_served_model  # With transformers' models.
 
     num_weights = sum(weight.numel() for weight in model.parameters())
-    return load_served_model(options.draft_model, config, num_weights, device)
+    return load_served_model(options.draft_model, config, files, num_weights, device)
 
 
 def pack_products(head: nn.Module) -> None:

@@ -57,7 +57,7 @@ class TreeRunner:
         """vLLM's; then the head, whose hidden states the model is to return, or the draft model."""
         super().load_model(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         ranks = get_tp_group()
-        reader = load_reader(self._tree_options, self.get_model(), self.model_config, self.device, ranks)
+        reader = load_reader(self._tree_options, self.get_model(), self.vllm_config, self.device, ranks)
         if isinstance(reader, ServedHead):
             self.use_aux_hidden_state_outputs = True
         self._reader = reader if ranks.is_first_rank else None

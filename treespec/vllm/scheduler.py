@@ -1,6 +1,5 @@
 """vLLM's scheduler without the scratch blocks, and with grammars along the branches of trees."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,13 +9,13 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from treespec.vllm.drafts import NO_TOKEN
 from treespec.vllm.grammars import allowed_nodes
+from treespec.vllm.stats import logger
 from treespec.vllm.supported import unserved, why_chains
 
 MOST_TREES = 16
 """Full trees for which there are scratch blocks; when they are used up, trees become chains."""
 SHARE = 4  # Scratch blocks are at most one in this many.
 NULL_BLOCKS = 1  # vLLM's scheduler gives the first block to nobody.
-logger = logging.getLogger("vllm.treespec")
 
 
 class TreeScheduler(Scheduler):
@@ -79,8 +78,7 @@ def num_scratch_blocks(config: VllmConfig, kv_cache_config: Any) -> int:
         return 0
     assert config.speculative_config is not None
     num_blocks = kv_cache_config.num_blocks
-    wanted = (
-        2 * config.speculative_config.num_speculative_tokens * min(config.scheduler_config.max_num_seqs, MOST_TREES)
-    )
+    num_requests = min(config.scheduler_config.max_num_seqs, MOST_TREES)
+    wanted = 2 * config.speculative_config.num_speculative_tokens * num_requests
     longest = -(-config.model_config.max_model_len // config.cache_config.block_size)
     return max(min(wanted, num_blocks // SHARE, num_blocks - NULL_BLOCKS - longest), 0)

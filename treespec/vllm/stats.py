@@ -54,16 +54,15 @@ class ServingStats:
         if now < self._next_report or self.num_draft_tokens == self._reported["num_draft_tokens"]:
             return
         counts = asdict(self)
-        new = {name: count - self._reported[name] for name, count in counts.items()}
+        new = ServingStats(**{name: count - self._reported[name] for name, count in counts.items()})
         self._reported, self._next_report = counts, now + interval
-        for name, count in new.items():
+        for name, count in asdict(new).items():
             _counter(name).inc(count)
-        mean = 1 + new["num_accepted_tokens"] / max(new["num_verified"], 1)
         logger.info(
             "Trees: %(num_trees)d of %(num_verified)d texts got one with branches, %(num_cut)d a chain for lack of "
-            "scratch blocks; %(num_draft_tokens)d nodes drafted, %(num_accepted_tokens)d accepted, %(mean).2f tokens "
-            "per text and step",
-            {**new, "mean": mean},
+            "scratch blocks; %(num_draft_tokens)d nodes drafted, %(num_accepted_tokens)d accepted, "
+            "%(mean_acceptance_length).2f tokens per text and step",
+            new.as_dict(),
         )
 
 

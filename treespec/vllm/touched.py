@@ -16,7 +16,7 @@ from treespec.errors import UnsupportedModeError
 
 VERSIONS, TRIED = ("0.32", "0.33"), "0.32"
 """Those that the code was written for, which pyproject.toml's extra `vllm` allows; the one that all tests ran with."""
-TOUCHED: Mapping[str, Sequence[str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+TOUCHED: Mapping[str, Sequence[str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["names"]
 """Every name of vLLM that is relied on and that vLLM does not document."""
 logger = logging.getLogger("vllm.treespec")
 
@@ -41,8 +41,7 @@ def missing(table: Mapping[str, Sequence[str]] = TOUCHED) -> list[str]:
         except (ImportError, AttributeError):
             found.append(path)
         else:
-            lacking = [entry for entry in entries if not any(has(owner, one) for one in entry.split(" or "))]
-            found += [f"{path}.{entry}" for entry in lacking]
+            found += [f"{path}.{entry}" for entry in entries if not any(has(owner, one) for one in entry.split(" or "))]
     return found
 
 

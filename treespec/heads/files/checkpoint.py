@@ -88,6 +88,12 @@ def read_finite_tensors(
         with open_tensors(path) as file:
             check(file.keys())
             tensors = {name: file.get_tensor(name) for name in sorted(file.keys() if names is None else names)}
+    check_weights(path, tensors)
+    return tensors
+
+
+def check_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raises `CheckpointError`: a tensor that holds no ids is not of finite floats."""
     others = [
         f"{name} ({tensor.dtype})"
         for name, tensor in tensors.items()
@@ -100,7 +106,6 @@ def read_finite_tensors(
     wide = {name: t.float() if t.is_floating_point() and t.itemsize == 1 else t for name, t in tensors.items()}
     if spoilt := [name for name, tensor in wide.items() if not tensor.isfinite().all()]:
         raise CheckpointError(f"{path} holds NaN or infinity in {some(spoilt)}: it is damaged")
-    return tensors
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
