@@ -15,7 +15,7 @@ from treespec.drafters.registry import DRAFTERS
 from treespec.errors import ConfigError, TreespecWarning
 from treespec.lab.setting import Setting, drafter_names, machine_facts, model_sizes
 from treespec.literature import KSeq, LowConfidence, ThresholdAcceptance
-from treespec.policies import BestFirst, Chain, Control, KAry, Sequoia
+from treespec.policies import BestFirst, Chain, Control, KAry, Sequoia, as_policy
 from treespec.verification import RULES, TargetWalk
 
 MODEL = tiny_llama()
@@ -42,7 +42,7 @@ def test_a_written_setting_is_read_again(tmp_path, tree):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
 
 
-@pytest.mark.parametrize("policy", [Control(8, 40.0), BestFirst(9, child_share=0.4)])
+@pytest.mark.parametrize("policy", [Control(8, 40.0), as_policy(9)])
 def test_policies_that_a_setting_can_describe(tmp_path, policy):
     parts = [treespec.SuffixLookup(), treespec.TokenRecycling()]
     treespec.save_setting(TreeSpeculation(parts, tree=policy), tmp_path / "a.json", MODEL)

@@ -33,6 +33,7 @@ POLICIES = {
     "best-first": (BestFirst(4), 2),
     "best-first, deeper": (BestFirst(4), 3),
     "best-first, beam": (BestFirst(6, beam=1), 2),
+    "best-first, few expanded": (BestFirst(5, min_value=0.4), 3),
     "best-first, iid": (BestFirst(3, IID), 2),
     "best-first, few children": (BestFirst(6, WITHOUT_REPLACEMENT, branching=2), 2),
     "dyspec": (dyspec(5), 2),

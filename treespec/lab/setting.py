@@ -27,7 +27,7 @@ from treespec.hf.machine import processor
 from treespec.lab.named import LOOKUPS, named_drafters
 from treespec.lab.rules import rule_name
 from treespec.policies import BestFirst, Chain, Control, Paths
-from treespec.policies.best_first import CHILD_SHARE
+from treespec.policies.best_first import tree_of
 from treespec.protocols import TreePolicy
 from treespec.verification import get_rule
 
@@ -155,7 +155,7 @@ def tree_policy(tree: str, max_nodes: int | None = None, max_latency_ms: float |
     if match and match[1] == "chain":
         return Chain(int(match[2]))
     if match:
-        return BestFirst(int(match[2]), depth=None if match[3] is None else int(match[3]), child_share=CHILD_SHARE)
+        return tree_of(int(match[2]), None if match[3] is None else int(match[3]))
     try:
         return Paths(tree)
     except InvalidTreeError as error:

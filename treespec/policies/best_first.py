@@ -17,8 +17,8 @@ from treespec.policies.growing import TreeBuilder
 from treespec.protocols import DraftSource
 from treespec.tree import IID, PADDING_PARENT, SELECTED, WITHOUT_REPLACEMENT, TreeBatch
 
-CHILD_SHARE = 0.4
-"""See `BestFirst`; with the shipped head it saves a third of a draft's time and loses 0.01 of 2.6 tokens per step."""
+LEAST_VALUE, FEW_NODES = 2.2, 4
+"""See `tree_of`; with the shipped head trees of 16 are drafted in two thirds of the time at T = 1, accepted as much."""
 
 MOST_NODES = 2**13
 """The mask of a pass has a number for every two nodes: 256 MiB in float32."""
@@ -39,9 +39,8 @@ class BestFirst(ShowsOptions):
         branching: the most children of a node; None: as many as are among the best.
         min_gain: a row continues to another level only while the last one raised its expected accepted tokens, the sum
             of the best nodes' ranking values, by more; for selected children only.
-        child_share: of selected children; a node is expanded while a child with this share of its value would be among
-            the best. 1, the default, leaves out only what cannot gain; less saves passes that hardly gain: `tree=16`
-            stands for `BestFirst(16, child_share=CHILD_SHARE)`, 0.4.
+        min_value: a node is expanded only if its value, the estimate that its whole path is accepted, is above this,
+            which saves passes that hardly gain. A heap over candidates, which no pass has to be made for, ignores it.
         ranking: of sampled children, "acceptance" or "visit" (DySpec's own: how likely verification is to reach a
             draw, accepted or not).
 
@@ -51,8 +50,9 @@ class BestFirst(ShowsOptions):
     the parent's value, the distribution and the earlier siblings, which neither its own token nor the nodes below it
     change; the value is capped by the least one on the way to it, so that it never rises towards a child or a next
     sibling. So the best draws (of equal ones the higher level's first) are those that a heap would have made one by
-    one, and the others count as never made. `min_gain` takes no sampled children, and `child_share` leaves them alone,
-    because whether a draw has a rival among the others' children would depend on the token that it drew.
+    one, and the others count as never made. `min_value` compares a node with a number and not with others,
+    so that it decides only about the draws below the node. `min_gain` takes no sampled children: whether a draw has a
+    rival among the next level's would depend on the token that it drew.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class BestFirst(ShowsOptions):
         branching: int | None = None,
         min_gain: float = 0.0,
         ranking: str = ACCEPTANCE,
-        child_share: float = 1.0,
+        min_value: float = 0.0,
     ) -> None:
         self.num_nodes = self.max_nodes = check_count("num_nodes", num_nodes, most=MOST_NODES)
         self.children = check_children(children, (AUTO, SELECTED, WITHOUT_REPLACEMENT, IID))
@@ -77,7 +77,7 @@ class BestFirst(ShowsOptions):
         if ranking not in (ACCEPTANCE, VISIT):
             raise ConfigError(f"ranking must be {ACCEPTANCE!r} or {VISIT!r}, got {ranking!r}")
         self.ranking = ranking
-        self.child_share = check_number("child_share", child_share, lambda x: 0 < x <= 1, "be above 0 and at most 1")
+        self.min_value = check_number("min_value", min_value, lambda x: 0 <= x < 1, "be at least 0 and below 1")
 
     def grow(self, source: DraftSource, max_depth: int) -> TreeBatch:
         builder = TreeBuilder(source)
@@ -100,9 +100,7 @@ class BestFirst(ShowsOptions):
             level, level_ranks = add_best(builder, nodes, chosen, values, ranks, budget)
             grown = np.concatenate([ranks, level_ranks], 1)
             depth += 1
-            nodes = self._frontier(
-                builder, level, level_ranks, grown, self.child_share if children == SELECTED else 1.0
-            )
+            nodes = self._frontier(builder, level, level_ranks, grown)
             if self.min_gain > 0:
                 is_gaining = _best_sum(grown, budget) - _best_sum(ranks, budget) > self.min_gain
                 nodes = np.where(is_gaining, nodes, PADDING_PARENT)
@@ -118,17 +116,25 @@ class BestFirst(ShowsOptions):
         level: Int[np.ndarray, "B w"],
         level_ranks: Float[np.ndarray, "B w"],
         ranks: Float[np.ndarray, "B M"],
-        share: float,
     ) -> Int[np.ndarray, "B F"]:
         """The columns of `level` that are to be expanded, best first, then padding.
 
         A node's children rank at most as high as its draw and its own value, and after earlier levels in a tie.
         """
-        values = np.minimum(builder.take(builder.values, level), level_ranks)
+        values = builder.take(builder.values, level)
+        values = np.where(values > self.min_value, np.minimum(values, level_ranks), 0.0)
         if ranks.shape[1] >= self.num_nodes:
             worst = np.partition(ranks, -self.num_nodes, axis=1)[:, -self.num_nodes, None]
-            values = np.where(share * values > worst, values, 0.0)
+            values = np.where(values > worst, values, 0.0)
         return best_nodes(level, values, self.beam or level.shape[1])
+
+
+def tree_of(num_nodes: int, depth: int | None = None) -> BestFirst:
+    """What `tree=num_nodes` stands for: nodes of a value below `LEAST_VALUE / num_nodes` are leaves, see `BestFirst`.
+
+    The larger the tree, the more nodes share the pass of a level, and the less each of them has to bring.
+    """
+    return BestFirst(num_nodes, depth=depth, min_value=LEAST_VALUE / max(num_nodes, FEW_NODES))
 
 
 def best_nodes(

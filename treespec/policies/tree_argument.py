@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from treespec.checks import AUTO, is_policy
 from treespec.errors import ConfigError
-from treespec.policies.best_first import CHILD_SHARE, BestFirst
+from treespec.policies.best_first import tree_of
 from treespec.policies.control.control import Control
 from treespec.policies.paths import Paths
 from treespec.protocols import TreePolicy
@@ -18,7 +18,7 @@ def as_policy(tree: TreePolicy | str | Sequence[Sequence[int]] | int) -> TreePol
         InvalidTreeError: not a list of rank paths.
     """
     if isinstance(tree, int) and not isinstance(tree, bool):
-        return BestFirst(tree, child_share=CHILD_SHARE)
+        return tree_of(tree)
     if tree == AUTO:
         return Control()
     if isinstance(tree, (str, list, tuple)):

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from helpers import zoo
 
-from treespec import BestFirst, TokenTree, Verdict
+from treespec import TokenTree, Verdict
+from treespec.policies import as_policy
 from treespec.protocols import Session
 from treespec.sampling import NoProcessors
 from treespec.tree import TreeBatch
@@ -73,7 +74,7 @@ class Server:
 def alone(drafter: Any, text: list[int], **prompt: Any) -> TreeBatch:
     """The draft of the transformers engine's drafter for one text; `prompt`: of its session."""
     ids = torch.tensor([text])
-    history, policy = History(ids, torch.ones_like(ids, dtype=torch.bool)), BestFirst(NUM_NODES, child_share=0.4)
+    history, policy = History(ids, torch.ones_like(ids, dtype=torch.bool)), as_policy(NUM_NODES)
     device, generator = torch.device("cpu"), torch.Generator()
     drafter.start(Session(history, False, NoProcessors(), generator, device, VOCAB, [0], policy, **prompt))
     return drafter.propose(49)

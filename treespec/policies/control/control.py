@@ -14,7 +14,7 @@ from jaxtyping import Float, Num
 
 from treespec.checks import ShowsOptions, check_count, check_flag, check_number
 from treespec.errors import ConfigError
-from treespec.policies.best_first import CHILD_SHARE, BestFirst
+from treespec.policies.best_first import BestFirst, tree_of
 from treespec.policies.chain import Chain
 from treespec.policies.control.acceptance import Acceptance, DraftedTree
 from treespec.policies.control.contract import MOST_AHEAD, CallFacts, Choice, StepControl
@@ -55,7 +55,7 @@ def candidates_of(max_nodes: int, call: CallFacts) -> dict[str, TreePolicy]:
         return plain | {f"chain of {k}": Chain(k) for k in CHAIN_LENGTHS if k < max_nodes}
     least = LEAST_DRAWN if call.is_sampling else 1
     sizes = [size for size in TREE_SIZES if least <= size < max_nodes] + [max_nodes] * (max_nodes > 1)
-    return plain | {f"tree of {size}": BestFirst(size, child_share=CHILD_SHARE) for size in sizes}
+    return plain | {f"tree of {size}": tree_of(size) for size in sizes}
 
 
 class _Learned:
