@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from treespec.policies.control.pass_times import DraftTimes, PassTimes, Times
+from treespec.policies.control.pass_times import ON_HOST, DraftTimes, PassTimes, Times
 
 
 def ms(times, num_tokens):
@@ -45,7 +45,7 @@ def test_what_slows_the_machine_changes_milliseconds_and_no_ratio():
 def test_a_curve_goes_on_along_its_last_slope_and_never_falls():
     times = PassTimes({1: 30.0, 4: 50.0, 16: 46.0, 32: 62.0})
     assert [ms(times, n) for n in (1, 4, 16, 32, 64)] == pytest.approx([30.0, 46.0, 46.0, 62.0, 94.0])
-    assert ms(PassTimes({1: 10.0}), 64) == pytest.approx(66.0)
+    assert ms(PassTimes({1: 10.0}), 64) == pytest.approx(10 * (3 * ON_HOST[32] - 2 * ON_HOST[16]))
 
 
 def test_draft_times_separate_passes_from_nodes_and_ignore_an_outlier():
