@@ -56,7 +56,7 @@ class Values(Observer):
 
 
 def sharing(trees: Sequence[tuple[list[float], list[float]]]) -> dict[str, dict[str, float]]:
-    """By least value, means over trees of nodes that stay, their deviation, and accepted ones: promised and counted.
+    """By least value, means over trees: nodes that stay, their deviation, and accepted ones, expected and counted.
 
     Values never rise along a path, so a greedy tree of the nodes above a value accepts the accepted path's nodes above
     it. Only where the next step begins would differ; steps are taken for a stationary sample.
@@ -70,7 +70,7 @@ def sharing(trees: Sequence[tuple[list[float], list[float]]]) -> dict[str, dict[
         found[str(least)] = {
             "nodes": fmean(sizes),
             "deviation": pstdev(sizes),
-            "promised": fmean(map(sum, kept)),
+            "expected": fmean(map(sum, kept)),
             "accepted": fmean(map(len, accepted)),
         }
     return found
