@@ -68,7 +68,7 @@ def speeds(target: Target, num_texts: int, shapes: Mapping[str, Any], measured: 
     The fastest of the trees of which nodes above a value stay is named with its mean nodes per text, root included.
     """
     found = {"plain": 1e3 * num_texts / target.pass_ms(num_texts, num_texts, measured)}
-    shared = Speeds()
+    shared = list[tuple[float, str]]()
     for shape, counts in shapes.items():
         kind, size = shape.split(" of ")
         num_nodes, levels = int(size) + (kind == "chain"), counts["levels"] / counts["passes"]
@@ -76,14 +76,15 @@ def speeds(target: Target, num_texts: int, shapes: Mapping[str, Any], measured: 
         draft_pass_ms = target.pass_ms(num_texts, num_drafted, measured) * DRAFT_LAYERS / target.num_layers
         draft_ms = levels * draft_pass_ms + HOST_MS
         step_ms = draft_ms + target.pass_ms(num_texts, num_texts * num_nodes, measured)
-        found[shape] = 1e3 * num_texts * counts["tokens"] / counts["passes"] / step_ms
+        if shape != "tree of 2":  # A chain of 1; only sharing makes it a tree.
+            found[shape] = 1e3 * num_texts * counts["tokens"] / counts["passes"] / step_ms
         for part in counts.get("sharing", {}).values():
             # The sum over texts differs from step to step.
             sums = num_texts * (1 + part["nodes"]) + num_texts**0.5 * part["deviation"] * SPREAD
             step_ms = draft_ms + fmean(target.pass_ms(num_texts, max(n, num_texts), measured) for n in sums)
             name = f"shared {shape}, {1 + part['nodes']:.1f} nodes"
-            shared[name] = 1e3 * num_texts * (1 + part["accepted"]) / step_ms
-    return found | ({name: shared[name]} if (name := max(shared, key=shared.__getitem__, default="")) else {})
+            shared.append((1e3 * num_texts * (1 + part["accepted"]) / step_ms, name))
+    return found | {name: speed for speed, name in sorted(shared)[-1:]}
 
 
 def predict(shapes: Mapping[str, Any], measured: Mapping[str, float]) -> dict[str, dict[str, Speeds]]:
@@ -110,8 +111,8 @@ def crossings(by_texts: dict[str, Speeds], kinds: Collection[str]) -> str:
     for faster, slower in pairs:
         if slower in kinds:
             rates = {n: [found[best(found, kind)] for kind in (faster, slower)] for n, found in by_texts.items()}
-            at = next((f"from {n} texts at once" for n, (one, other) in rates.items() if one >= other), "at no number")
-            said.append(f"{WORDS[faster].capitalize()} passes {WORDS[slower]} {at}.")
+            at = next((f"from {n} texts at once" for n, (one, other) in rates.items() if one >= other), None)
+            said.append(f"{WORDS[faster].capitalize()} passes {WORDS[slower]} {at or 'at none of these numbers'}.")
     return " ".join(said)
 
 
@@ -125,8 +126,9 @@ def report(data: dict[str, Any]) -> str:
             kinds = [kind for kind in WORDS if any(name.startswith(kind) for name in by_texts["1"])][1:]
             rows = [
                 [num, f"{found['plain']:,.0f}"]
-                + [f"{shape}: {found[shape] / found['plain']:.2f}" for shape in (best(found, kind) for kind in kinds)]
+                + [f"{name.removeprefix('shared ')}: {found[name] / found['plain']:.2f}" for name in names]
                 for num, found in by_texts.items()
+                for names in [[best(found, kind) for kind in kinds]]
             ]
             header = ["texts at once", "plain, tokens per second", *(f"{WORDS[kind]}, times plain" for kind in kinds)]
             lines += [f"## {case}, {temperature}", "", markdown_table(header, rows), crossings(by_texts, kinds), ""]
