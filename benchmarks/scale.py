@@ -1,11 +1,11 @@
 """Predicted speeds of models of 8 and 70 billion weights on an H200: plain decoding, chains and trees by texts at once.
 
 No speed here is measured. Tokens per pass are those that `benchmarks.trained_drafters` measured of a head, whatever its
-model. A pass takes as long as its arithmetic, or as reading weights and caches, at 0.6 and 0.8 of the device's rates.
-"Measured passes" are those of `benchmarks.accelerator`, launched kernel by kernel, where these take longer. A draft
-pass takes two of the target's layers; verification and commit take a millisecond of the host. "Shared trees" are
-those of a server's greedy texts: all are drafted, and of each the nodes above one value, the best of `LEAST_VALUES`,
-are verified in one pass.
+model, without a prompt's first token. A pass takes as long as its arithmetic, or as reading weights and caches, at 0.6
+and 0.8 of the device's rates. "Measured passes" are those of `benchmarks.accelerator`, launched kernel by kernel, where
+these take longer. A draft pass takes two of the target's layers; verification and commit take a millisecond of the
+host. "Shared trees" are those of a server's greedy texts: all are drafted, and of each the nodes above one value, the
+best of `LEAST_VALUES`, are verified in one pass.
 
     python -m benchmarks.trained_drafters head=shipped --chains 1 2 3 4 6 --trees 2 4 8 16 32 64 --output head.json
     python -m benchmarks.scale head.json --drafter head
