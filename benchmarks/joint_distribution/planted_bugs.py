@@ -144,7 +144,7 @@ def _engine_bugs(rule: str) -> list[Case]:
         for bug, kind, options, *swap in swaps
     ]
     forgotten = partial(mock.patch.object, slot_cache_module, "keep_paths", keep_first_slots)
-    # Of four siblings the first one is rarely kept.
+    # The first of four siblings is rarely kept.
     kind, tree = "without_replacement", KAry((4, 2), children="without_replacement")
     cases.append(Case(rule, tree, f"wide {kind}", PLAIN, bug="cache compaction forgotten", planted=forgotten))
     raw = "draft distribution stored before its processors"
