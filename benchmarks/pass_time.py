@@ -16,8 +16,7 @@ Medians, quartiles and all raw times are written to benchmarks/results/pass_time
 
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from timeit import repeat
 from typing import Any
 
@@ -45,17 +44,13 @@ VARIANTS = {
 Times = dict[str, dict[int, dict[int, list[float]]]]
 
 
-@contextmanager
-def variant(name: str, model: PreTrainedModel) -> Iterator[None]:
-    """The model as a contestant runs it."""
+def variant(name: str, model: PreTrainedModel) -> AbstractContextManager[Any]:
+    """The model as a contestant runs it, inside."""
     if name == "packed":
-        with prepack_linears(model):
-            yield
-    elif name in ("optimised", "bfloat16 linears"):
-        with treespec.optimize(model, dtype=torch.bfloat16 if name == "bfloat16 linears" else None):
-            yield
-    else:
-        yield
+        return prepack_linears(model)
+    if name in ("optimised", "bfloat16 linears"):
+        return treespec.optimize(model, dtype=torch.bfloat16 if name == "bfloat16 linears" else None)
+    return nullcontext()
 
 
 @torch.inference_mode()

@@ -3,7 +3,7 @@
 Chains and best-first trees at temperatures 0 and 1, whole calls with SmolLM2-135M-Instruct. Tokens per pass do not
 depend on the machine; milliseconds do, and on its load: `benchmarks.peers` measures speeds. Prompts are HumanEval's and
 GSM8K's, with some of a file's, or those that `treespec adapt` holds out of a file. Drafters may be measured one by one:
-what the output file has of the same prompts stays.
+what the output file has of the same prompts stays. Of greedy trees it keeps what `sharing` makes of them.
 
     python -m benchmarks.trained_drafters head=shipped mtp=runs/mtp/drafter
     python -m benchmarks.trained_drafters head=shipped adapted=adapted/drafter --adapted-to benchmarks/common/sql.jsonl
@@ -11,9 +11,12 @@ what the output file has of the same prompts stays.
 
 import json
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from statistics import fmean, pstdev
+from typing import Any, Self
 
 import torch
 from rich.progress import track
@@ -22,11 +25,55 @@ from benchmarks.common.prompts import QUESTIONS, Prompt, encode, held_out
 from benchmarks.common.settings import RESULTS, SAMPLING, load_average, markdown_table, parser, publish, settings
 from treespec import BestFirst, Chain, TreeSpeculation, load_drafter, shipped_head
 from treespec.cpu import prepack_linears
+from treespec.engine.observer import Observer, VerifiedTrees
 from treespec.hf.loading.mtp import load_mtp
 from treespec.lab import smollm2
+from treespec.policies.calibration import Calibration
+from treespec.policies.control.acceptance import MEMORY, PRIOR_TRIALS, DraftedTree
 from treespec.protocols import TreePolicy
 from treespec.training.adapt import split_prompts
 from treespec.training.text.chat import read_prompts
+
+LEAST_VALUES = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+class Values(Observer):
+    """Keeps of every tree its nodes' values, as the control estimates them at that time, and those of accepted ones."""
+
+    def __init__(self) -> None:
+        self.trees: list[tuple[list[float], list[float]]] = []
+        self._known = Calibration(PRIOR_TRIALS, MEMORY)
+
+    def observer(self, call: Any) -> Self:
+        return self
+
+    def on_verified(self, step: VerifiedTrees) -> None:
+        for tree, verdict in zip(step.probs.trees.host_trees(), step.verdicts, strict=True):
+            drafted, path = DraftedTree(tree, self._known), verdict.path[1:]
+            if drafted.order:
+                self.trees.append((drafted.probs[1:], [drafted.probs[node] for node in path]))
+                drafted.learn(self._known, [*(tree.tokens[node] for node in path), verdict.next_token])
+
+
+def sharing(trees: Sequence[tuple[list[float], list[float]]]) -> dict[str, dict[str, float]]:
+    """By least value, means over trees: nodes that stay, their deviation, and accepted ones, expected and counted.
+
+    Values never rise along a path, so a greedy tree of the nodes above a value accepts the accepted path's nodes above
+    it. Only where the next step begins would differ; steps are taken for a stationary sample.
+    """
+    found = {}
+    for least in LEAST_VALUES:
+        kept, accepted = (
+            [[value for value in values if value >= least] for values in part] for part in zip(*trees, strict=True)
+        )
+        sizes = [len(values) for values in kept]
+        found[str(least)] = {
+            "nodes": fmean(sizes),
+            "deviation": pstdev(sizes),
+            "expected": fmean(map(sum, kept)),
+            "accepted": fmean(map(len, accepted)),
+        }
+    return found
 
 
 def load(name: str, model: Any) -> Any:
@@ -45,6 +92,8 @@ def measure(
     found: dict[str, dict[str, Any]] = {}
     for temperature, (shape, policy) in product(args.temperatures, shapes.items()):
         speculation, start = TreeSpeculation(drafter, tree=policy, seed=0), time.perf_counter()
+        values = Values() if temperature == "T = 0" and shape.startswith("tree") else None
+        speculation.options = replace(speculation.options, trace=values)
         for prompt in prompts:
             inputs = encode(tokenizer, [prompt])
             model.generate(
@@ -57,6 +106,9 @@ def measure(
             "levels": stats.num_drafted_at_depth.total(),
             "seconds": round(time.perf_counter() - start, 1),
         }
+        if values is not None:
+            without = [([], [])] * (stats.num_drafts - len(values.trees))  # No room for a draft.
+            found[temperature][shape]["sharing"] = sharing(values.trees + without)
     return found
 
 

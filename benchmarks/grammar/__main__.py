@@ -110,10 +110,6 @@ def measure(args: argparse.Namespace, model: Any, tokenizer: Any, console: Conso
     return found
 
 
-def names_of(rounds: list[dict[str, Any]]) -> list[str]:
-    return sorted(rounds[0]["runs"], key=lambda name: (not name.startswith(FREE), "only" in name))
-
-
 def per_token(rounds: list[dict[str, Any]], name: str) -> list[float]:
     return [part["runs"][name]["ms"] / max(part["runs"][name]["tokens"], 1) for part in rounds]
 
@@ -122,7 +118,7 @@ def table(rounds: list[dict[str, Any]]) -> str:
     """A row per kind of text and contestant."""
     plain = {kind: per_token(rounds, f"{kind}, {PLAIN}") for kind in (FREE, UNDER)}
     rows = []
-    for name in names_of(rounds):
+    for name in sorted(rounds[0]["runs"], key=lambda name: (not name.startswith(FREE), "only" in name)):
         runs, ms = [part["runs"][name] for part in rounds], per_token(rounds, name)
         free = name.replace(UNDER, FREE).replace(TOKENS_ONLY, LOOKUPS)
         valid = [run["is_valid"] for run in runs if "is_valid" in run]
@@ -149,8 +145,7 @@ def report(data: dict[str, Any]) -> str:
         loads = [part["load"] for part in rounds]
         about_load = f"{len(rounds)} requests; load {min(loads)} to {max(loads)}."
         lines += [f"## {name}", "", about_load, "", table(rounds)]
-    lines += ["Medians; ratios are medians of paired ratios of milliseconds per token, more is faster, with 95 %"]
-    lines[-1] += " bootstrap intervals."
+    lines += ["Medians; ratios, more is faster: of paired milliseconds per token, with 95 % bootstrap intervals."]
     sample = next(iter(data["found"].values()))["rounds"][:3]
     lines += ["", "Answers to the first requests:", ""]
     lines += [f"- {part['task']}: `{part['runs'][f'{UNDER}, {LOOKUPS}']['text']}`" for part in sample]

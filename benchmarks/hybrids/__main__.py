@@ -5,12 +5,14 @@
 Results: benchmarks/results/hybrids.{json,md}.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks.common.settings import RESULTS, markdown_table, parser, publish, settings
 from benchmarks.hybrids import error
+from benchmarks.hybrids.models import KINDS, by_kind
 
 
 def tables(found: dict[str, Any]) -> list[str]:
@@ -43,7 +45,8 @@ def main() -> None:
     args = options.parse_args()
     torch.set_num_threads(args.threads)
     data = settings(hidden_size=args.size, layers=args.layers, texts=args.texts, seed=args.seed)
-    data["results"] = error.measure(args.size, args.layers, args.texts, args.seed)
+    errors = partial(error.errors, num_texts=args.texts, seed=args.seed)
+    data["results"] = by_kind(errors, KINDS, args.size, args.layers, args.seed)
     publish(RESULTS / "hybrids.json", data, report(data))
 
 

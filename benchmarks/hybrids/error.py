@@ -10,7 +10,6 @@ transformers computes recurrences in float32 whatever the model's dtype: in the 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.hybrids.models import KINDS, by_kind, own_passes
+from benchmarks.hybrids.models import own_passes
 from treespec.hf.recurrent.scorer import StateScorer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -97,8 +96,3 @@ def _mean_squares(logits: Tensor, others: Tensor) -> Tensor:
     """The mean squares of the differences at `DEPTHS`, in variances of the logits."""
     by_depth = (logits.double() - others.double()).square().mean(1) / others.double().var()
     return torch.stack([by_depth[first - 1 : last].mean() for first, last in DEPTHS])
-
-
-def measure(size: int, num_layers: int, num_texts: int, seed: int) -> dict[str, Any]:
-    """By kind the errors."""
-    return by_kind(partial(errors, num_texts=num_texts, seed=seed), KINDS, size, num_layers, seed)

@@ -55,7 +55,7 @@ class Case:
     options: dict[str, Any]
     drafter: Callable[[Models], Any] | None = lambda models: models.draft
     bug: str | None = None
-    planted: Callable[[], AbstractContextManager[None]] = nullcontext
+    planted: Callable[[], AbstractContextManager[Any]] = nullcontext
     prompts: Sequence[list[int]] = (PROMPT,)
 
     @property
@@ -95,22 +95,13 @@ class InNumpy:
         return self.rule.verify(_NumpyTree(tree), lambda node: target_probs(node).cpu().numpy(), rng)
 
 
-@dataclass(frozen=True)
 class _NumpyTree:
-    tree: VerifiableTree
-
-    @property
-    def num_nodes(self) -> int:
-        return self.tree.num_nodes
-
-    def children(self, node: int) -> Sequence[int]:
-        return self.tree.children(node)
-
-    def token(self, node: int) -> int:
-        return self.tree.token(node)
+    def __init__(self, tree: VerifiableTree) -> None:
+        self.num_nodes, self.children, self.token = tree.num_nodes, tree.children, tree.token
+        self._draft_probs_of = tree.draft_probs_of
 
     def draft_probs_of(self, node: int) -> np.ndarray | None:
-        probs = self.tree.draft_probs_of(node)
+        probs = self._draft_probs_of(node)
         return None if probs is None else probs.cpu().numpy()
 
 
@@ -215,12 +206,7 @@ def model_and_tables(models: Models) -> list[Any]:
 
 def right_cases() -> list[Case]:
     """Every lossless rule and every draft distribution, with and without processors."""
-    pairs = [
-        ("token", "chain"),
-        ("block", "chain"),
-        ("target_walk", "selected"),
-        ("target_walk", "best-first selected"),
-    ]
+    pairs = [("token", "chain"), ("block", "chain"), *(("target_walk", k) for k in ("selected", "best-first selected"))]
     for kind in ("without_replacement", "mixed", "iid", "best-first without_replacement"):
         pairs += [("recursive", kind), ("traversal", kind)]
     pairs += [("k_seq", "iid"), ("optimal_transport", "iid"), ("transport_traversal", "without_replacement")]

@@ -5,11 +5,11 @@ Mistakes of a rule are a rule with a `verify` of its own, those of the engine re
 By how much mistakes of rules and about trees shift a distribution, tests/verification/test_mutants.py enumerates.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from treespec.hf.attention.mask import CachedSlots, TreeAttention
 from treespec.hf.cache import slot_cache as slot_cache_module
 from treespec.hf.models import tree_scorer as causal_lm_module
 from treespec.policies import children as children_module
-from treespec.protocols import Frontier, NodeProbs, Proposal, RandomSource, TreePolicy, VerifiableTree
+from treespec.protocols import Frontier, NodeProbs, Proposal, RandomSource, VerifiableTree
 from treespec.tree import Path, TreeBatch, Verdict
 from treespec.verification.walks import likelihood_ratio, residual_weights
 
@@ -83,23 +83,9 @@ def raw_probs_drafter(models: Models) -> DraftModel:
     return RawDistributions(make_scorer(models.draft))
 
 
-@contextmanager
-def swapped(owner: Any, name: str, stand_in: Any) -> Iterator[None]:
-    """`owner.name` replaced for the time of a `with` block."""
-    original = vars(owner)[name]
-    setattr(owner, name, stand_in)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
 _select, _attended_keys = children_module._select, mask_module._attended_keys
-_pending_attention, _keep_paths, _from_seed = (
-    causal_lm_module.pending_attention,
-    slot_cache_module.keep_paths,
-    Streams.from_seed,
-)
+_pending_attention, _keep_paths = causal_lm_module.pending_attention, slot_cache_module.keep_paths
+_from_seed = Streams.from_seed
 
 
 def _select_as_if_drawn(proposal: Proposal, k: int) -> children_module.PickedChildren:
@@ -154,16 +140,12 @@ def _engine_bugs(rule: str) -> list[Case]:
         ("coins and draws from one stream", "iid", PLAIN, Streams, "from_seed", one_noise),
     ]
     cases = [
-        Case(rule, kary(kind), kind, options, bug=bug, planted=partial(swapped, *swap))
+        Case(rule, kary(kind), kind, options, bug=bug, planted=partial(mock.patch.object, *swap))
         for bug, kind, options, *swap in swaps
     ]
-    forgotten = partial(swapped, slot_cache_module, "keep_paths", keep_first_slots)
-    kind = "without_replacement"
-    cases.append(Case(rule, wide(kind), f"wide {kind}", PLAIN, bug="cache compaction forgotten", planted=forgotten))
+    forgotten = partial(mock.patch.object, slot_cache_module, "keep_paths", keep_first_slots)
+    # The first of four siblings is rarely kept.
+    kind, tree = "without_replacement", KAry((4, 2), children="without_replacement")
+    cases.append(Case(rule, tree, f"wide {kind}", PLAIN, bug="cache compaction forgotten", planted=forgotten))
     raw = "draft distribution stored before its processors"
     return [*cases, Case(rule, kary("iid"), "iid", WARPED, drafter=raw_probs_drafter, bug=raw)]
-
-
-def wide(children: str) -> TreePolicy:
-    """Four siblings: mistakes about siblings show, and rarely is the first one kept."""
-    return KAry((4, 2), children=children)

@@ -119,17 +119,13 @@ class FirstCalls(Contestant):
 
 
 class Process:
-    """Another process that answers lines of JSON; between two of them it waits and takes no time.
-
-    Attributes:
-        greeting: its first line.
-    """
+    """Another process that greets, then answers lines of JSON; between two of them it waits and takes no time."""
 
     def __init__(self, command: list[str], environment: dict[str, str], folder: Path = ROOT) -> None:
         self._errors = TemporaryFile("w+")  # noqa: SIM115 -- open as long as the process
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
         self._process = subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)
-        self.greeting = self._read()
+        self._read()
 
     @classmethod
     def of_library(cls, folder: Path, library: str, options: dict[str, Any], threads: int) -> Process:

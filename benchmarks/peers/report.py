@@ -37,7 +37,8 @@ def report(data: dict[str, Any], about: str, picture: str = "peers.png") -> str:
         lines += [f"## {cell}", ""]
         lines += [f"{len(prompts)} prompts, {run['new_tokens']} new tokens, load {min(loads)} to {max(loads)}.", ""]
         lines += [table(prompts), control_table(prompts), category_table(prompts)]
-        lines += [*left_out_lines(found["left_out"]), settings_lines(run)]
+        lines += [f"Left out: {title(name)}: {reason}.\n" for name, reason in found["left_out"].items()]
+        lines += [settings_lines(run)]
     lines.append(
         "Medians over prompts and medians of paired ratios, with 95 % bootstrap intervals; in total: optimized plain "
         "decoding's time divided by this one's, over all tokens. A tie: plain's two best logits differ by at most 1e-4 "
@@ -200,10 +201,6 @@ def category_table(prompts: Prompts) -> str:
     header = ["category", "prompts", *map(title, filter(None, shown))]
     header += [f"{title(AUTO)} against plain, optimized", "whole calls"]
     return "Times plain `generate`, by category:\n\n" + markdown_table(header, rows)
-
-
-def left_out_lines(left_out: dict[str, str]) -> list[str]:
-    return [f"Left out: {title(name)}: {reason}." for name, reason in left_out.items()] + [""] * bool(left_out)
 
 
 def picture(data: dict[str, Any], path: Path) -> None:

@@ -147,17 +147,13 @@ def spread_contexts(texts: list[Text], count: int) -> Iterator[tuple[int, Tensor
         yield from ((number, ids) for ids in text.contexts(share))
 
 
-def options() -> argparse.ArgumentParser:
-    found = parser("Acceptance of every verification rule, and its share of the bound.", threads=1)
-    found.add_argument("--contexts", type=int, default=104, help="contexts per temperature")
-    found.add_argument("--draws", type=int, default=2, help="drafted trees per context and kind")
-    found.add_argument("--bound-paths", type=int, default=8, help="target paths per context for the whole-tree bound")
-    found.add_argument("--new-tokens", type=int, default=64, help="tokens sampled after each prompt")
-    return found
-
-
 def main() -> None:
-    args = options().parse_args()
+    options = parser("Acceptance of every verification rule, and its share of the bound.", threads=1)
+    options.add_argument("--contexts", type=int, default=104, help="contexts per temperature")
+    options.add_argument("--draws", type=int, default=2, help="drafted trees per context and kind")
+    options.add_argument("--bound-paths", type=int, default=8, help="target paths per context for the whole-tree bound")
+    options.add_argument("--new-tokens", type=int, default=64, help="tokens sampled after each prompt")
+    args = options.parse_args()
     torch.set_num_threads(args.threads)
     cache = smollm2.converted_folder().parent / "verification"
     chosen = {name: getattr(args, name) for name in ("seed", "contexts", "draws", "bound_paths", "new_tokens")}

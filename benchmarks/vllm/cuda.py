@@ -125,9 +125,9 @@ def main() -> None:
     with ThreadPoolExecutor(args.at_once) as pool:
         list(pool.map(lambda name: start(name, args), args.only))
     parts = {name: json.loads(part(args, name).read_text()) for name in ENGINES if part(args, name).exists()}
-    data = settings(
-        vllm=importlib.metadata.version("vllm"), card=_card(), rows=rows_of(parts), sampled=sampling_test(parts)
-    )
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
+    data = settings(vllm=importlib.metadata.version("vllm"), card=card)
+    data |= {"rows": rows_of(parts), "sampled": sampling_test(parts)}
     publish(args.out, data, report(data))
 
 
@@ -328,10 +328,6 @@ def _attention(worker: Any) -> str:
     """The attention backends of an engine, by vLLM's names."""
     groups = [group for groups in worker.model_runner.attn_groups for group in groups]
     return ", ".join(sorted({group.backend.get_name() for group in groups}))
-
-
-def _card() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
 
 
 if __name__ == "__main__":

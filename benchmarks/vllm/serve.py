@@ -52,7 +52,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS / "vllm" / "serve.json")
     args = parser.parse_args()
-    methods, rows = [name for name in args.methods if is_installed(name)], []
+    without = set() if importlib.util.find_spec("arctic_inference") else {"suffix"}
+    methods, rows = [name for name in args.methods if name not in without], []
     for name in methods * args.rounds:
         prompts = [prompt.text for prompt in held_out(None, sum(map(num_requests, args.concurrency)))]
         with server(METHODS[name], max(args.concurrency)) as port:
@@ -63,11 +64,6 @@ def main() -> None:
                 print(rows[-1], flush=True)
     data = settings(tokens=args.tokens, load=load_average(), rows=rows)
     publish(args.out, data, report(data))
-
-
-def is_installed(method: str) -> bool:
-    """Whether a method's own package is there."""
-    return method != "suffix" or importlib.util.find_spec("arctic_inference") is not None
 
 
 def num_requests(at_once: int) -> int:

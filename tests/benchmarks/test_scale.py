@@ -1,6 +1,7 @@
 """Predictions for larger models: times of passes, crossings, and the command from measured acceptance to its report."""
 
 import json
+from statistics import fmean
 
 import pytest
 from helpers.tiny import prompt, tiny_llama
@@ -15,6 +16,10 @@ SHAPES = {
     "tree of 32": {"tokens": 350, "passes": 100, "levels": 600},
 }
 
+EASY = [0.95, 0.9, 0.85, 0.8, 0.75, 0.7], [0.95, 0.9, 0.85, 0.8, 0.75]
+HARD = [0.2, 0.15, 0.1, 0.08, 0.06, 0.04], [0.2]
+"""Values of a tree's nodes and of those that are accepted."""
+
 
 def test_a_pass_takes_the_longest_of_reading_arithmetic_and_launches():
     target = scale.Target(2, 3.84e12, 0.0, 1e12, 0.0, 1e14)
@@ -28,8 +33,47 @@ def test_few_texts_gain_by_trees_and_many_by_nothing():
     assert [max(speeds, key=lambda name: speeds[name]) for speeds in found.values()] == ["tree of 32", "plain"]
     assert 1 < found[1]["tree of 32"] / found[1]["plain"] < 3.5
     assert [scale.LLAMA_70B.has_room(n) for n in (256, 512)] == [True, False]
-    said = scale.crossings({str(n): speeds for n, speeds in found.items()})
+    said = scale.crossings({str(n): speeds for n, speeds in found.items()}, ["chain", "tree"])
     assert "The best chain passes the best tree from 4096 texts" in said
+    assert "Plain decoding passes the best chain from 4096 texts" in said
+    assert "shared" not in said
+
+
+def test_nodes_above_a_value_accept_the_beginning_of_the_path():
+    found = trained_drafters.sharing([EASY, HARD])
+    assert {"nodes": 6.0, "deviation": 0.0, "accepted": 3.0}.items() <= found["0.0"].items()
+    assert {"nodes": 3.0, "deviation": 3.0, "accepted": 2.5}.items() <= found["0.3"].items()
+    assert found["0.3"]["expected"] == pytest.approx(sum(EASY[0]) / 2)
+    assert {"nodes": 1.0, "accepted": 1.0}.items() <= found["0.9"].items()
+
+
+@pytest.mark.parametrize("other", [EASY, HARD])
+@pytest.mark.parametrize("num_texts", scale.NUM_TEXTS)
+def test_sharing_beats_an_equal_split_of_as_many_nodes_unless_texts_are_alike(num_texts, other):
+    trees = [EASY, other]
+    part = trained_drafters.sharing(trees)["0.3"]
+    size = int(part["nodes"])
+    accepted = fmean(len({*values[:size]} & {*right}) for values, right in trees)
+
+    def speed(part):
+        shapes = {"tree of 8": {"tokens": 300, "passes": 100, "levels": 300, "sharing": {"0.3": part}}}
+        found = scale.speeds(scale.LLAMA_8B, num_texts, shapes, None)
+        return found[scale.best(found, "shared")]
+
+    equal = speed(part | {"deviation": 0.0, "accepted": accepted})
+    assert speed(part) == pytest.approx(equal) if other is EASY else speed(part) > equal
+
+
+def test_the_fastest_least_value_leaves_fewer_nodes_to_more_texts():
+    table = trained_drafters.sharing([EASY, HARD])
+    shapes = {"tree of 8": {"tokens": 400, "passes": 100, "levels": 300, "sharing": table}}
+    found = [scale.speeds(scale.LLAMA_8B, n, shapes, None) for n in (1, 16, 256)]
+    best = [scale.best(speeds, "shared") for speeds in found]
+    assert best[0] == "shared tree of 8, 7.0 nodes"
+    nodes = [float(name.split(", ")[1].split()[0]) for name in best]
+    assert nodes[0] >= nodes[1] > nodes[2]
+    # Above 0 all nodes stay; trees of 8 would have one more.
+    assert all(speeds[name] >= speeds["tree of 8"] for speeds, name in zip(found, best, strict=True))
 
 
 def test_a_report_of_measured_acceptance(tmp_path, monkeypatch, capsys):
@@ -44,11 +88,17 @@ def test_a_report_of_measured_acceptance(tmp_path, monkeypatch, capsys):
     trained_drafters.main()
     measured = json.loads(file.read_text())["drafters"]["head"]
     assert measured["T = 0"]["chain of 2"]["tokens"] == 24
+    greedy = measured["T = 0"]["tree of 4"]
+    assert 1 + greedy["sharing"]["0.0"]["accepted"] == pytest.approx((greedy["tokens"] - 2) / greedy["passes"])
+    assert "sharing" not in measured["T = 1"]["tree of 4"]
     assert 0 < measured["T = 0"]["tree of 4"]["levels"] <= 3 * measured["T = 0"]["tree of 4"]["passes"]
     monkeypatch.setattr("sys.argv", ["scale", str(file), "--output", str(output)])
     scale.main()
     assert set(json.loads(output.read_text())["found"]["T = 1"]["70B, float8"]["1"]) == {"plain", *measured["T = 1"]}
-    assert "## 8B, bfloat16, measured passes, T = 0" in output.with_suffix(".md").read_text()
+    greedy, sampled = output.with_suffix(".md").read_text().split("## 8B, bfloat16, measured passes, T = 1")
+    assert "## 8B, bfloat16, measured passes, T = 0" in greedy
+    assert "| shared trees, times plain |" in greedy
+    assert "| shared trees" not in sampled
     monkeypatch.setattr("sys.argv", ["scale", str(file), "--drafter", "mtp"])
     with pytest.raises(SystemExit):
         scale.main()

@@ -3,6 +3,7 @@
 from functools import partial
 from importlib.metadata import PackageNotFoundError
 from itertools import count
+from unittest import mock
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from treespec.hf.models import tree_scorer
 from treespec.hf.recurrent import nodes
 from treespec.protocols import Capability
 
-swapped = bugs.swapped
+swapped = mock.patch.object
 COUNT = count()
 attended_keys, ids_of = mask._attended_keys, TargetProbs._ids
 right_ancestors = nodes.ancestor_mask
