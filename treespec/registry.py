@@ -69,9 +69,21 @@ def lazy(package: str, modules: str = "") -> tuple[Callable[[str], Any], Callabl
     Args:
         package: its `__name__`.
         modules: "a b", those of its modules that load so too, besides the modules that the names come from.
+
+    Raises `ImportError`: the package was installed without its source.
     """
-    blocks = [node for node in ast.parse(inspect.getsource(sys.modules[package])).body if isinstance(node, ast.If)]
-    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    try:
+        source = inspect.getsource(sys.modules[package])
+    except OSError as error:
+        raise ImportError(f"{package} reads its public names from its source: install its .py files too") from error
+    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    imports = [
+        node
+        for block in blocks
+        if isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+    ]
     homes = {alias.name: str(node.module) for node in imports for alias in node.names}
     inner = [home.removeprefix(f"{package}.") for home in homes.values() if home.startswith(f"{package}.")]
     below = {*modules.split(), *(name.partition(".")[0] for name in inner)}

@@ -179,7 +179,9 @@ def test_a_least_value_saves_passes_that_hardly_gain(is_sampling):
 
 
 def test_a_budget_expands_less_where_it_is_small():
-    assert [as_policy(n).min_value for n in (1, 4, 8, 16, 64)] == pytest.approx([0.55, 0.55, 0.275, 0.1375, 0.034375])
+    assert [as_policy(n).min_value for n in (1, 4, 8, 16, 64)] == pytest.approx(
+        [2.2 / 6, 2.2 / 6, 0.275, 0.1375, 0.034375]
+    )
     assert repr(as_policy(16)) == "BestFirst(num_nodes=16, min_value=0.1375)"
 
 

@@ -14,6 +14,7 @@ from helpers.toy_models import TableLM, TableSource
 
 from treespec.literature import LowConfidence, StochasticBeam, Truncated, delayed_branching, dyspec, opt_tree
 from treespec.policies import BestFirst, Chain, KAry, Paths
+from treespec.policies.best_first import best_nodes
 from treespec.policies.draw_values import VISIT
 from treespec.testing import assert_lossless, exact_distribution
 from treespec.tree import IID, MIXED, WITHOUT_REPLACEMENT
@@ -126,3 +127,24 @@ def test_stopping_sampled_trees_by_their_gain_is_caught(rule):
     policy = opt_tree(4, min_gain=0.7)
     policy.children = WITHOUT_REPLACEMENT
     assert exact_distribution(RULES[rule], drafter_of(policy, 3, draft), probs_of(target)).total_variation > 0.005
+
+
+class Relative(BestFirst):
+    """A planted bug: a drawn node is expanded where a share of its value is above the least of the best."""
+
+    def _frontier(self, builder, level, level_ranks, ranks):
+        values = np.minimum(builder.take(builder.values, level), level_ranks)
+        if ranks.shape[1] >= self.num_nodes:
+            worst = np.partition(ranks, -self.num_nodes, axis=1)[:, -self.num_nodes, None]
+            values = np.where(0.05 * values > worst, values, 0.0)
+        return best_nodes(level, values, level.shape[1])
+
+
+@pytest.mark.parametrize("rule", BOTH)
+def test_expanding_by_a_share_of_other_nodes_is_caught_and_by_a_number_is_lossless(rule):
+    """Whether a draw is kept would depend on what is below it, and so on its token."""
+    draft, target = TableLM(2, seed=9633, scale=3.0), TableLM(2, seed=3280, scale=2.0)
+    found = exact_distribution(RULES[rule], drafter_of(Relative(6), 3, draft), probs_of(target))
+    assert found.total_variation > 0.04
+    for min_value in (0.05, 0.3, 0.6):
+        assert_lossless(RULES[rule], drafter_of(BestFirst(6, min_value=min_value), 3, draft), probs_of(target))

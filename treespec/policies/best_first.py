@@ -17,7 +17,7 @@ from treespec.policies.growing import TreeBuilder
 from treespec.protocols import DraftSource
 from treespec.tree import IID, PADDING_PARENT, SELECTED, WITHOUT_REPLACEMENT, TreeBatch
 
-LEAST_VALUE, FEW_NODES = 2.2, 4
+LEAST_VALUE, FEW_NODES = 2.2, 6
 """See `tree_of`; with the shipped head trees of 16 are drafted in two thirds of the time at T = 1, accepted as much."""
 
 MOST_NODES = 2**13
@@ -28,7 +28,7 @@ DENSE_DEPTH = 8
 
 
 class BestFirst(ShowsOptions):
-    """The `num_nodes - 1` best nodes below the root.
+    """The best nodes below the root, at most `num_nodes - 1`.
 
     Args:
         num_nodes: the most nodes of a tree, root included.
@@ -130,9 +130,10 @@ class BestFirst(ShowsOptions):
 
 
 def tree_of(num_nodes: int, depth: int | None = None) -> BestFirst:
-    """What `tree=num_nodes` stands for: nodes of a value below `LEAST_VALUE / num_nodes` are leaves, see `BestFirst`.
+    """What `tree=num_nodes` stands for: nodes of a value of at most `LEAST_VALUE / num_nodes` are leaves.
 
-    The larger the tree, the more nodes share the pass of a level, and the less each of them has to bring.
+    The larger the tree, the more nodes share the pass of a level, and the less each of them has to bring. A draft that
+    costs little, or claims little and is right, gains from `BestFirst(num_nodes)`, whose trees are deeper.
     """
     return BestFirst(num_nodes, depth=depth, min_value=LEAST_VALUE / max(num_nodes, FEW_NODES))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,15 +11,15 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from treespec.errors import CheckpointError
-from treespec.heads.files.checkpoint import Checkpoint, check_weights
+from treespec.heads.files.checkpoint import Checkpoint, check_weights, read_checkpoint
 from treespec.heads.files.config import read_config
 from treespec.heads.files.unserved import refuse_unserved
 
 READ = ("hf", "safetensors", "fastsafetensors", "instanttensor")
 """Load formats that say how safetensors files are read; others are of the target's files, and drafters' are "auto"."""
 PATTERNS = ["*.safetensors", "*.bin", "*.pt"]
-"""The first of which the hub has any is fetched; vLLM opens pickles with `weights_only=True`."""
-DAMAGED = (ValueError, LookupError, TypeError, AttributeError, EOFError, SafetensorError, pickle.UnpicklingError)
+"""The first of which the hub has any is fetched."""
+DAMAGED = (ValueError, LookupError, TypeError, AttributeError, EOFError, SafetensorError)
 """What vLLM raises for damaged files, next to errors of the system and of PyTorch."""
 
 
@@ -58,19 +57,21 @@ class Files:
             raise CheckpointError(f"{name} is not a folder and cannot be fetched from the hub ({reason})") from error
 
     def read(self, folder: Path) -> Checkpoint:
-        """As `read_checkpoint`, with vLLM's reader of weights. Raises `CheckpointError`: see there."""
+        """As `read_checkpoint`, with vLLM's reader of safetensors. Raises `CheckpointError`: see there."""
+        if not any(folder.glob("*.safetensors")):
+            return read_checkpoint(folder)
         config = read_config(folder / "config.json")
         refuse_unserved(folder, config)
         tensors: dict[str, Tensor] = {}
         for name, tensor in self._weights(folder):
-            if name in tensors or not isinstance(tensor, Tensor):
-                raise CheckpointError(f"{folder} holds {name!r} twice, or not as a tensor")
+            if name in tensors:
+                raise CheckpointError(f"{folder} holds {name!r} twice")
             tensors[name] = tensor.cpu().contiguous()
         refuse_unserved(folder, config, tensors)
         check_weights(folder, tensors)
         return Checkpoint(folder, config, tensors)
 
-    def _weights(self, folder: Path) -> Iterator[tuple[str, Any]]:
+    def _weights(self, folder: Path) -> Iterator[tuple[str, Tensor]]:
         from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
         load = self.load

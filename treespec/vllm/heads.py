@@ -66,14 +66,17 @@ def load_served_head(
 def find_folder(name: str, files: Files) -> Path:
     """A folder, or that of a head that ships with treespec, or of a repository of the hub, which vLLM's users name.
 
-    Raises `CheckpointError`: there is none.
+    Raises `CheckpointError`: there is none, or its files are here and have no `revision`.
     """
-    if Path(name).is_dir():
-        return Path(name)
+    is_here, is_repository = Path(name).is_dir(), "/" in name
+    if files.revision is not None:
+        if is_here or not is_repository:
+            raise CheckpointError(f"{name} is not a repository of the hub: leave out revision={files.revision!r}")
+        return files.find(name)
     try:
-        return shipped_head(name)
+        return Path(name) if is_here else shipped_head(name)
     except CheckpointError as missing:
-        if "/" not in name:
+        if not is_repository:
             raise
         try:
             return files.find(name)

@@ -43,7 +43,7 @@ class Options:
         check_count("num_speculative_tokens", self.num_speculative_tokens)
         self._check_drafter()
         for name in ("warm_start", *READERS, "revision"):
-            if (value := getattr(self, name)) is not None and not isinstance(value, str):
+            if (value := getattr(self, name)) is not None and not (isinstance(value, str) and value):
                 raise ConfigError(f"{name} must be the name of files, a model or its version, got {value!r}")
         self._check_reader()
         nodes, most = self.policy.max_nodes, self.num_speculative_tokens + 1

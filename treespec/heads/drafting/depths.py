@@ -4,6 +4,7 @@ All nodes of a depth share one, which some heads change by the nodes' tokens.
 """
 
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 
 import torch
@@ -14,7 +15,7 @@ from treespec.drafters.base import SessionSource, can_use_heap, grow_on_host, po
 from treespec.heads.drafting.base import head_proposal, num_candidates
 from treespec.policies import BestFirst
 from treespec.policies.wrapping import shape_of
-from treespec.protocols import Frontier, Proposal, Session
+from treespec.protocols import Frontier, Proposal, Session, TreePolicy
 from treespec.sampling import NoProcessors
 from treespec.tree import TreeBatch
 from treespec.tree.transfer import download, upload
@@ -31,6 +32,15 @@ def useful_depth(session: Session, *limits: int) -> int:
     depth = min(policy.max_nodes - 1, *limits)
     shape = shape_of(policy)
     return min(depth, shape.depth or depth) if isinstance(shape, BestFirst) else depth
+
+
+def all_expanded(policy: TreePolicy) -> TreePolicy:
+    """A policy that leaves out no node for a pass that it would take: here it takes none."""
+    if not isinstance(policy, BestFirst) or not policy.min_value:
+        return policy
+    policy = copy(policy)
+    policy.min_value = 0.0
+    return policy
 
 
 class DepthDrafts(SessionSource):
@@ -63,7 +73,7 @@ class DepthDrafts(SessionSource):
 
     def grow(self, max_depth: int) -> TreeBatch:
         """Trees by the call's policy; the best nodes by a heap on the host, which reads the children of no others."""
-        policy = self._policy
+        policy = all_expanded(self._policy)
         if not (self._has_candidates_on_host and can_use_heap(policy)):
             return policy.grow(self, max_depth)
         roots = self.root_tokens.tolist()
