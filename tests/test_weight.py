@@ -4,6 +4,7 @@ The limits are today's numbers, rounded up: lower one when you have made it smal
 prints them.
 """
 
+import inspect
 import subprocess
 import sys
 from importlib import import_module
@@ -15,6 +16,7 @@ from helpers import weight
 
 import treespec
 from treespec.hf.add_ons import ADD_ONS, RARE
+from treespec.registry import lazy
 
 AT_IMPORT = {"engine.loop": 3_500, "hf.generation.speculation": 10_500}
 REACHABLE = {"engine.loop": 4_400, "hf.generation.speculation": 14_500}
@@ -61,6 +63,15 @@ def test_names_that_load_at_their_first_use_are_those_of_type_checkers(package):
     assert set(origins) <= set(module.__all__) <= set(dir(module))
     with pytest.raises(AttributeError, match=f"'{package}' has no attribute 'nothing'"):
         _ = module.nothing
+
+
+def test_packages_without_their_source_say_so(monkeypatch):
+    def missing(module):
+        raise OSError("could not get source code")
+
+    monkeypatch.setattr(inspect, "getsource", missing)
+    with pytest.raises(ImportError, match=r"treespec\.tree reads its public names from its source"):
+        lazy("treespec.tree")
 
 
 def test_the_map_has_the_limits():
