@@ -109,6 +109,17 @@ def test_a_drawn_chain_stays_as_it_is():
     assert batch.draft_index[0].tolist() == [-1, 0, 1, 2]
 
 
+def test_nothing_else_is_asked_for_where_a_chain_is_drawn(monkeypatch):
+    merge, asked = merged(), []
+    propose = SuffixLookup.propose
+    monkeypatch.setattr(SuffixLookup, "propose", lambda self, depth: asked.append(1) or propose(self, depth))
+    loop = Loop(merge, PROMPTS[:1], Chain(3), seed=3)
+    loop.step(loop.propose())
+    assert not asked
+    Loop(merge, PROMPTS[:1], Chain(3), is_sampling=False).propose()
+    assert asked
+
+
 def test_a_greedy_call_selects():
     batch = Loop(merged(), PROMPTS, BestFirst(8), is_sampling=False).propose()
     assert batch.draft_probs is None

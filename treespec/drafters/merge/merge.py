@@ -88,18 +88,21 @@ class Merge(ShowsOptions):
         num_nodes = self.num_nodes or policy_of_call(self._session).max_nodes
         nothing = [HostTree([root], [ROOT_PARENT], [1.0]) for root in roots]
         parts, drawn = [nothing] * len(self._drafters), None
-        for part in sorted(range(len(parts)), key=lambda part: part == self._drawing):
+        is_whole = is_chain(self._session.policy)
+        # To a drawn chain nothing is added, so that nothing else has to be asked for.
+        for part in sorted(range(len(parts)), key=lambda part: (part == self._drawing) != is_whole):
             is_drawing = part == self._drawing
             if is_drawing:
                 self._smaller.num_reserved = self._num_reserved(parts, num_nodes)
             batch = self._drafters[part].propose(max_depth)
             parts[part] = read_trees(self._drafters[part], batch, is_drawing)
             drawn = batch if is_drawing and batch.draft_probs is not None else None
+            if drawn is not None and is_whole:
+                break
         self._proposed = [UnionTree(root, trees) for root, *trees in zip(roots, *parts, strict=True)]
         if drawn is not None:
-            is_whole = is_chain(self._session.policy)
             return drawn if is_whole else graft(drawn, self._proposed, self._call_pool, num_nodes)
-        return prune(self._proposed, self._call_pool, num_nodes, is_chain(self._session.policy))
+        return prune(self._proposed, self._call_pool, num_nodes, is_whole)
 
     def _num_reserved(self, parts: Sequence[list[HostTree]], num_nodes: int) -> int:
         """By how many nodes the drawn trees are smaller than the policy's: known before anything is drawn."""
