@@ -6,7 +6,7 @@ from helpers.drafter_loop import VOCAB, Loop
 from helpers.toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, Merge, SuffixLookup
-from treespec.drafters.merge.grafts import add_best
+from treespec.drafters.merge.grafts import Rest, add_best
 from treespec.drafters.merge.opinion_pool import OpinionPool
 from treespec.drafters.merge.union import UnionTree
 from treespec.policies import BestFirst, Chain
@@ -65,11 +65,11 @@ def test_taking_a_drawn_child_away_is_found():
     assert exact_distribution(RULES["traversal"], drafter, RandomDistributions(3, 1, is_exact=True), 2).error > 1e-3
 
 
-def merged():
+def merged(lookup=None):
     """A draft model, which draws, and a lookup that knows the text; both are deterministic by the loop's seed."""
     scorer = ToyScorer(TableLM(VOCAB))
     vars(scorer)["num_weights"] = 100
-    return Merge([SuffixLookup(), DraftModel(scorer)])
+    return Merge([lookup or SuffixLookup(), DraftModel(scorer)])
 
 
 PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2], [3, 3]]
@@ -78,14 +78,14 @@ PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2], [3, 3]]
 @pytest.mark.parametrize("num_nodes", [2, 5, 9])
 def test_a_sampling_call_draws_by_the_model_and_adds_the_lookups_nodes(num_nodes):
     loop = Loop(merged(), PROMPTS, BestFirst(num_nodes), seed=3)
-    for _ in range(4):
+    for step in range(4):
         batch = loop.propose()
         assert batch.max_nodes <= num_nodes
         assert batch.draft_probs is not None
         assert batch.draft_index is not None
         is_drawn = batch.draft_index >= 0
         assert is_drawn.any(1).all()
-        if num_nodes == 9:  # The first row's text repeats.
+        if num_nodes == 9 and step == 0:  # The first row's text repeats.
             assert (~is_drawn[0] & (batch.parents[0] >= 0)).any()
         loop.step(batch)
 
@@ -118,6 +118,47 @@ def test_nothing_else_is_asked_for_where_a_chain_is_drawn(monkeypatch):
     assert not asked
     Loop(merge, PROMPTS[:1], Chain(3), is_sampling=False).propose()
     assert asked
+
+
+class Asked(SuffixLookup):
+    """A lookup that counts how often it was asked."""
+
+    num_asked = 0
+
+    def propose(self, max_depth):
+        self.num_asked += 1
+        return super().propose(max_depth)
+
+
+def num_asked(emitted, num_steps):
+    """How often a merge's lookup is asked in sampled steps that all emit these tokens, after a text that repeats."""
+    lookup = Asked()
+    loop = Loop(merged(lookup), PROMPTS[:1], BestFirst(8), seed=3)
+    for _ in range(num_steps):
+        loop.step(loop.propose(), emit=[emitted])
+    return lookup.num_asked
+
+
+def test_a_lookup_that_brings_nothing_is_asked_in_few_steps():
+    assert 4 <= num_asked([0], 64) <= 24
+
+
+def test_a_lookup_that_brings_tokens_is_asked_in_every_step():
+    assert num_asked([3, 4, 5, 1, 2], 64) == 64
+
+
+def test_rests_follow_what_a_drafter_brings():
+    rest, asked = Rest(), []
+    for _ in range(200):
+        asked.append(rest.begin_step())
+        if asked[-1]:
+            rest.learn(0.0)
+    assert asked[0]
+    assert sum(asked[-64:]) == 4  # One in sixteen.
+    while not rest.begin_step():
+        pass
+    rest.learn(2.0)  # One step that brings much ends the rest.
+    assert all(rest.begin_step() for _ in range(5))
 
 
 def test_a_greedy_call_selects():

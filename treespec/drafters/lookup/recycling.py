@@ -21,8 +21,8 @@ FORMAT = "treespec-recycling-1"
 PRIOR_HITS, PRIOR_TRIALS = 4.0, 10.0
 """The prior of rank r being right is 0.4 x 2^-r, with the weight of ten observations."""
 MOST_UNREAD, MANY_LOGITS = 32, 1 << 20
-"""The latest steps without drafts, which are learned from when the table is next read: till then they cost nothing.
-Steps with more logits are not kept, as they take memory."""
+"""The latest steps are learned from when the table is next read: till then they cost nothing. Earlier ones with more
+logits in all are not, as these take memory."""
 MANY_TRIALS = 2.0**20
 """Counts are halved beyond this: float32 cannot add one to 2^24, and recent outcomes should count."""
 
@@ -77,12 +77,14 @@ class TokenRecycling(SessionSource):
         return TreeBatch.from_host_trees([grow_on_host(policy, t, t, children_of, max_depth) for t in roots])
 
     def update(self, step: VerifiedStep) -> None:
-        """Learn from a step; from one without drafts when the table is next read."""
+        """Learn from a step, when the table is next read."""
         self._unread.append(step)
-        logits = step.scores.logits
+        sizes = [unread.scores.logits.numel() for unread in self._unread]
         # On accelerators a recorded pass may write its logits where it wrote these.
-        if step.trees.max_nodes > 1 or logits.numel() > MANY_LOGITS or logits.device.type != "cpu":
+        if sizes[-1] > MANY_LOGITS or step.scores.logits.device.type != "cpu":
             self._read()
+        elif sum(sizes) > MANY_LOGITS:
+            self._unread.popleft()
 
     def _read(self) -> Tensor:
         """The table with the top k of every node's logits for its token; the last of nodes with one token counts."""

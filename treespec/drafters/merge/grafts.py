@@ -18,6 +18,11 @@ from treespec.policies import BestFirst
 from treespec.protocols import DraftSource, Session
 from treespec.tree import POINT_MASS, HostTree, TreeBatch
 
+LEAST_ADDED, ADDED_RATE = 0.15, 0.1
+"""The accepted tokens of a step by which asking another drafter pays, and the rate at which they are learned."""
+LONGEST_REST = 16
+"""Steps after which a drafter is asked again that brings nothing."""
+
 
 class SmallerTrees:
     """The call's policy for the drafter that draws; best-first trees have `num_reserved` nodes fewer, but the root."""
@@ -39,6 +44,28 @@ class SmallerTrees:
         smaller = copy(policy)
         smaller.num_nodes = max(policy.num_nodes - self.num_reserved, 1)
         return smaller.grow(source, max_depth)
+
+
+class Rest:
+    """In which steps a drafter is asked where another draws: in all while that pays, else in fewer, the less it brings.
+
+    It pays by a step's accepted tokens that it proposed and the drawing one did not. Where one samples at T = 1 these
+    are few, and the time of asking and fewer drawn nodes cost as much; where a text repeats itself they are many.
+    """
+
+    def __init__(self) -> None:
+        self._mean, self._due = LEAST_ADDED, 0.0
+
+    def begin_step(self) -> bool:
+        """Whether the drafter is asked in this step."""
+        self._due += min(max((self._mean / LEAST_ADDED) ** 2, 1 / LONGEST_REST), 1.0)
+        is_asked = self._due >= 1.0
+        self._due -= is_asked
+        return is_asked
+
+    def learn(self, num_added: float) -> None:
+        """A step in which it was asked brought this many accepted tokens per row that the drawing one did not."""
+        self._mean += (num_added - self._mean) * ADDED_RATE
 
 
 def graft(drawn: TreeBatch, unions: Sequence[UnionTree], pool: OpinionPool, num_nodes: int) -> TreeBatch:
