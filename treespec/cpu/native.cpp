@@ -8,9 +8,9 @@
 // which stand after them in each panel: x is rounded to 16 bits or to as many as leave sums of 32 exact, a factor per row,
 // since two products of integers cost less than one of floats made from them. More rows than fit into the registers are cut into tiles, and the inputs into
 // blocks: all tiles multiply a block while it is in the first cache, and each fetches its share of the next one, so that
-// the memory works as long as the arithmetic does. Lines but for those of 8 bits, which come slowly, go
-// to the second cache: the first one has few buffers for misses. Up to FEW_ROWS, where the memory is the slower one, nothing is fetched: the
-// processor by itself reads ahead faster. Every output is one chain of fused multiply-adds over k = 0, 1, ..., however
+// the memory works as long as the arithmetic does. Lines but for those of 8 bits, which come slowly, go to the second
+// cache where the first one has few buffers for misses. Up to FEW_ROWS, where the memory is the slower one, nothing is
+// fetched: the processor by itself reads ahead faster. Every output is one chain of fused multiply-adds over k = 0, 1, ..., however
 // many rows, threads, tiles or blocks there are: rows never change each other's bits.
 #include <algorithm>
 #include <cmath>
@@ -34,6 +34,15 @@ constexpr int LANES = 4, WIDTH = 4, MOST_ROWS = 6;  // 24 of 32
 constexpr int LANES = 4, WIDTH = 2, MOST_ROWS = 6;
 #endif
 constexpr int64_t COLUMNS = LANES * WIDTH, BLOCK = 192, LINE = 64;
+// Measured on a Zen 5 and a Zen 4, whose first cache is the smaller one: how many inputs ahead one tile fetches, into which
+// cache (3 is the first, 2 the second), and FEW_ROWS, of floats and of 8 bits.
+#if defined(__AVX512VP2INTERSECT__)  // No Zen 4 has it.
+constexpr int64_t AHEAD = 64, FEW_FLOATS = 2, FEW_BYTES = 0;
+constexpr int CACHE = 3;
+#else
+constexpr int64_t AHEAD = BLOCK, FEW_FLOATS = 5, FEW_BYTES = 3;
+constexpr int CACHE = 2;
+#endif
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int8_t Bytes __attribute__((vector_size(2 * LANES), aligned(1)));
 typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
@@ -116,7 +125,7 @@ static void tile(const Input<Weight>* __restrict x, int64_t row_step, int64_t st
     for (int c = 0; c < NUM_VECTORS; c++) own[row][c] = is_first ? Vector{} : load(sums + row * COLUMNS + LANES * c);
 #pragma GCC unroll 2
   for (int64_t k = 0; k < size; k++, x += step, w += w_step, ahead += share) {
-    for (int line = 0; line < LINES; line++) __builtin_prefetch(ahead + line * LINE, 0, std::is_same_v<Weight, BytePair> ? 3 : 2);
+    for (int line = 0; line < LINES; line++) __builtin_prefetch(ahead + line * LINE, 0, std::is_same_v<Weight, BytePair> ? 3 : CACHE);
     decltype(load(w)) column[NUM_VECTORS];
     for (int c = 0; c < NUM_VECTORS; c++) column[c] = load(w + LANES * c);
 #pragma GCC unroll 12
@@ -159,7 +168,7 @@ static void linear(const Input<Weight>* x, const char* packed, const Number* bia
                    int64_t num_inputs, int64_t num_outputs, int32_t num_threads, const float* factors = nullptr) {
   if (num_rows == 0) return;
   constexpr bool IS_SCALED = std::is_same_v<Weight, BytePair>;
-  constexpr int64_t FEW_ROWS = IS_SCALED ? 3 : 5;  // Measured on a Zen 4.
+  constexpr int64_t FEW_ROWS = IS_SCALED ? FEW_BYTES : FEW_FLOATS;
   constexpr int64_t INPUT_BYTES = COLUMNS * sizeof(Weight), LINES = INPUT_BYTES > LINE ? INPUT_BYTES / LINE : 1;
   const int64_t num_panels = (num_outputs + COLUMNS - 1) / COLUMNS;
   const int64_t num_tiles = (num_rows + TALLEST<Weight> - 1) / TALLEST<Weight>;
@@ -178,7 +187,7 @@ static void linear(const Input<Weight>* x, const char* packed, const Number* bia
         const char* here = weights + k * INPUT_BYTES;
         for (int64_t top = 0; top < num_rows; top += height) {
           const int64_t count = std::min(num_rows - top, height), share = INPUT_BYTES / num_tiles;
-          const char* ahead = here + BLOCK * INPUT_BYTES + top / height * size * share;
+          const char* ahead = here + (num_tiles == 1 && !IS_SCALED ? AHEAD : BLOCK) * INPUT_BYTES + top / height * size * share;
           const Tile<Weight> run = num_tiles > 1         ? tile_of<Weight, 1>(count)
                                    : num_rows > FEW_ROWS ? tile_of<Weight, LINES>(count)
                                                          : tile_of<Weight, 0>(count);
