@@ -121,7 +121,9 @@ template <typename Weight, int ROWS, int LINES, int NUM_VECTORS = WIDTH>
 static void tile(const Input<Weight>* __restrict x, int64_t row_step, int64_t step, int64_t size, const Weight* __restrict w,
                  int64_t w_step, float* __restrict sums, bool is_first, const char* ahead, int64_t share) {
   Vector own[ROWS][NUM_VECTORS];
+#pragma GCC unroll 12
   for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 4
     for (int c = 0; c < NUM_VECTORS; c++) own[row][c] = is_first ? Vector{} : load(sums + row * COLUMNS + LANES * c);
 #pragma GCC unroll 2
   for (int64_t k = 0; k < size; k++, x += step, w += w_step, ahead += share) {
@@ -132,7 +134,9 @@ static void tile(const Input<Weight>* __restrict x, int64_t row_step, int64_t st
     for (int row = 0; row < ROWS; row++)
       for (int c = 0; c < NUM_VECTORS; c++) add(own[row][c], x[row * row_step], column[c]);
   }
+#pragma GCC unroll 12
   for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 4
     for (int c = 0; c < NUM_VECTORS; c++) *(Vector*)(sums + row * COLUMNS + LANES * c) = own[row][c];
 }
 
@@ -195,12 +199,22 @@ static void linear(const Input<Weight>* x, const char* packed, const Number* bia
               k == 0, ahead, share);
         }
       }
-      for (int64_t row = 0; row < num_rows; row++)
-        for (int64_t c = 0; c < width; c++) {
-          float sum = sums[row * COLUMNS + c];
+      for (int64_t row = 0; row < num_rows; row++) {
+        const float* from = sums.data() + row * COLUMNS;
+        Number* to = y + row * num_outputs + start;
+        int64_t c = 0;
+        if constexpr (std::is_same_v<Number, float>)
+          for (; c + LANES <= width; c += LANES) {
+            Vector sum = load(from + c);
+            if constexpr (IS_SCALED) sum = __builtin_convertvector((Integers)sum, Vector) * (load(scales + c) * factors[row]);
+            *(Vector*)(to + c) = bias ? sum + load(bias + start + c) : sum;
+          }
+        for (; c < width; c++) {
+          float sum = from[c];
           if constexpr (IS_SCALED) sum = as_integer(sum) * (scales[c] * factors[row]);
-          y[row * num_outputs + start + c] = narrowed<Number>(sum + (bias ? widened(bias[start + c]) : 0.0f));
+          to[c] = narrowed<Number>(sum + (bias ? widened(bias[start + c]) : 0.0f));
         }
+      }
     }
   }
 }

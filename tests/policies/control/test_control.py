@@ -151,7 +151,16 @@ def test_it_is_as_fast_as_the_best_fixed_choice(level_ms):
         return sum(world.tokens for world in worlds) / sum(world.ms for world in worlds)
 
     rates = {}
-    for name in ("chain of 1", "chain of 3", "tree of 2", "tree of 4", "tree of 8", "tree of 16", "tree of 32"):
+    for name in (
+        "chain of 1",
+        "chain of 3",
+        "tree of 2",
+        "tree of 4",
+        "tree of 8",
+        "tree of 12",
+        "tree of 16",
+        "tree of 32",
+    ):
         facts = {"is_chain_only": name.startswith("chain")}
         names = list(World(Control(), **free, **facts).control._learned.candidates)
         rates[name] = rate(names.index(name), **facts)
@@ -308,8 +317,8 @@ def test_trees_of_padded_rows_are_verified_whole(num_rows):
 
 def test_of_nearly_equal_trees_the_largest_is_taken():
     """It shows what smaller ones bring; a small one says little of larger ones."""
-    control, rates = Control(), np.array([1.0, 1.5, 1.96, 2.0, 1.97, 1.0])
-    assert control._decide(rates, np.ones(6), 0.0, 100)[0] == 4
+    control, rates = Control(), np.array([1.0, 1.5, 1.9, 1.98, 2.0, 1.97, 1.0])
+    assert control._decide(rates, np.ones(7), 0.0, 100)[0] == 5
 
 
 class UnevenRows(World):

@@ -24,7 +24,7 @@ from treespec.tree import TreeBatch
 
 PLAIN = 0
 """The number of the candidate that drafts nothing."""
-CHAIN_LENGTHS, TREE_SIZES = (1, 2, 3, 4, 6), (2, 4, 8, 16, 32)
+CHAIN_LENGTHS, TREE_SIZES = (1, 2, 3, 4, 6), (2, 4, 8, 12, 16, 32)
 LEAST_DRAWN = 8
 """The smallest tree where a call samples: small drawn ones accept less than they predict, and show little of larger."""
 MOST_NODES = 64
@@ -33,7 +33,7 @@ LEAST_GAIN = 1.03
 """A draft must be predicted to be this many times as fast as plain decoding."""
 SURE_GAIN = 1.1
 """Where drafts gain less, one of `TIMED_DRAFT` steps is plain, as others do not say its time, and none is repeated."""
-NEARLY = 0.95
+NEARLY = 0.97
 """The largest tree with this share of the best rate is taken: it shows what smaller ones bring."""
 TIMED_DRAFT = 16
 """This draft is one size larger, that of half its number one size smaller: one size's time says little of others."""
