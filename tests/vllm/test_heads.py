@@ -16,6 +16,8 @@ from helpers.engines.engine import MODEL, PROMPTS, run_jobs
 from helpers.engines.models import random_adapters
 from helpers.engines.server import NUM_NODES, VOCAB, Server, alone, num_like_alone, paths_of
 
+from treespec.cpu import native
+from treespec.cpu.linear_kernels import has_fast_linears
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads import Eagle3
 from treespec.heads.eagle3.module import Eagle3Config, Eagle3Head
@@ -27,7 +29,7 @@ from treespec.vllm.drafting import Drafting, ServedRow
 from treespec.vllm.files import Files
 from treespec.vllm.heads import ServedHead, load_served_head
 from treespec.vllm.options import Options
-from treespec.vllm.readers import pack_products
+from treespec.vllm.readers import speed_up_head
 
 SIZE, OPTIONS = 16, Options(7, "head", NUM_NODES, head="given")
 TINY = SimpleNamespace(model="tiny", revision=None)
@@ -205,21 +207,29 @@ def test_the_head_that_ships_drafts_for_its_model() -> None:
     assert trees["stats"]["mean_acceptance_length"] > 2
 
 
-def test_packed_products_are_those_of_the_module_up_to_rounding() -> None:
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_on_cpus_a_heads_products_are_faster_ones_up_to_rounding(
+    has_compiler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_compiler:
+        monkeypatch.setattr(native, "find_compilers", no_compiler)
+        for made in (native.native_linear, native.int8_linear, native.bfloat16_linear, native.native_norm):
+            made.cache_clear()
     torch.manual_seed(0)
-    head, inputs = (
-        torch.nn.Sequential(torch.nn.Linear(32, 48), torch.nn.Linear(48, 16, bias=False)),
-        torch.randn(2, 3, 32),
-    )
+    head = torch.nn.Sequential(torch.nn.Linear(32, 48), torch.nn.Linear(48, 16, bias=False))
+    inputs = torch.randn(2, 3, 32)
     with torch.no_grad():
         expected = head(inputs)
-        pack_products(head)
+        speed_up_head(head)
         torch.testing.assert_close(head(inputs), expected, atol=0.05, rtol=0.05)
-        assert head(inputs).dtype == torch.float32
-    assert "forward" in vars(head[0])
+    assert has_fast_linears(head)
     exact = torch.nn.Linear(4, 4).double()
-    pack_products(exact)
-    assert "forward" not in vars(exact)
+    speed_up_head(exact)
+    assert not has_fast_linears(exact)
+
+
+def no_compiler() -> list[str]:
+    raise native.NativeError("none")
 
 
 class Pretended(torch.nn.Module):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from treespec.cpu.linear_kernels import Kernel, Packed, Rounded, fast_linears, has_onednn
+from treespec.cpu import optimize
+from treespec.errors import TreespecError
 from treespec.vllm.files import Files
 from treespec.vllm.heads import load_served_head
 from treespec.vllm.options import Options
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     Reader = OnPages | ServedModel
 
 
-NUM_ROWS = 8
-"""Weights are packed in the layout for this many rows; others use it too."""
-
-
 def load_reader(options: Options, model: Any, vllm_config: Any, device: torch.device, ranks: Any) -> Reader | None:
     """The head or draft model of these options, without its pages, for vLLM's model of this `VllmConfig`.
 
@@ -33,7 +30,7 @@ def load_reader(options: Options, model: Any, vllm_config: Any, device: torch.de
     config, files = vllm_config.model_config, Files(vllm_config.load_config, options.revision)
     if options.head is not None:
         served = load_served_head(options.head, model, config, files, ranks.all_gather)
-        pack_products(served.head)
+        speed_up_head(served.head)
         return served
     if options.draft_model is None or not ranks.is_first_rank:
         return None
@@ -43,19 +40,14 @@ def load_reader(options: Options, model: Any, vllm_config: Any, device: torch.de
     return load_served_model(options.draft_model, config, files, num_weights, device)
 
 
-def pack_products(head: nn.Module) -> None:
-    """Replace the products of linear layers on CPUs by oneDNN's with weights packed ahead, in bfloat16 where the CPU
-    multiplies that.
+def speed_up_head(head: nn.Module) -> None:
+    """On CPUs, as `speed_up` does: weights in 8 bits, or without a compiler as close as oneDNN has.
 
-    Rounding changes drafts, not the output. With 15 rows it is several times as fast as PyTorch's own products.
+    Rounding changes drafts, not the output.
     """
-    kernel = Rounded(Packed(NUM_ROWS)) if torch.cpu._is_avx512_bf16_supported() else Packed(NUM_ROWS)
-    for module in fast_linears(head):
-        if has_onednn(module.weight.dtype) and module.weight.dtype in (torch.float32, torch.bfloat16):
-            vars(module)["forward"] = partial(
-                _product, module=module, kernel=kernel, packed=kernel.pack(module.weight.detach())
-            )
-
-
-def _product(inputs: Tensor, module: nn.Linear, kernel: Kernel, packed: Tensor) -> Tensor:
-    return kernel.run(inputs, packed, module.bias, module.out_features)
+    weight = next(head.parameters())
+    for dtype in (torch.int8, torch.bfloat16, None) if weight.dtype == torch.float32 else (None,):
+        with suppress(TreespecError):
+            if weight.device.type == "cpu":
+                optimize(head, dtype=dtype, is_quick=True)
+            return
