@@ -142,7 +142,7 @@ class Merge(ShowsOptions):
 
     def _learn_rests(self, emitted: Sequence[Sequence[int]]) -> None:
         """Count the accepted tokens that drafters proposed and the drawing one did not."""
-        paths = zip(self._proposed, emitted, strict=True)
+        paths = zip(self._proposed, emitted, strict=False)
         voters = [found for union, tokens in paths for found in union.voters(tokens[:-1])]
         for part in self._asked:
             num_added = sum(part in found and self._drawing not in found for found in voters)
