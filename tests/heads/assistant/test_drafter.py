@@ -1,6 +1,8 @@
 """Drafts of Gemma 4's assistants: distributions equal transformers' own passes, chains its own assisted generation's,
 and the output is the target's."""
 
+from functools import partial
+
 import pytest
 import torch
 import transformers
@@ -189,6 +191,9 @@ def test_what_does_not_fit_is_said(target, tmp_path, monkeypatch):
         load_drafter(target, target)
     with pytest.raises(ConfigError, match="see load_drafter"):
         Assistant(assistant)  # pyright: ignore[reportArgumentType]
+    for make in (partial(load_drafter, assistant, target), partial(Assistant, load_drafter(assistant, target).head)):
+        with pytest.raises(ConfigError, match="max_length"):
+            make(max_length=0)
     other = make_target(num_attention_heads=8, num_key_value_heads=4)
     with pytest.raises(CheckpointError, match="attends 2 heads of 8 numbers"):
         run(other, load_drafter(assistant, other), left_padded([5]))

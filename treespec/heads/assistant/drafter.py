@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treespec.checks import check_count
 from treespec.drafters.base import SessionSource, single_nodes
 from treespec.errors import ConfigError, UnsupportedModelError, VocabularyMismatchError
 from treespec.heads.assistant.module import AssistantHead
@@ -27,7 +28,7 @@ class Assistant(SessionSource):
         head: see `load_drafter`.
         max_length: the longest text that it reads, in tokens, after which the target decodes alone; None: no end.
 
-    Raises `ConfigError`: another kind of head.
+    Raises `ConfigError`: another kind of head, or `max_length` is not a positive int.
     """
 
     hidden_layers: tuple[int, ...] = (LAST,)
@@ -36,7 +37,7 @@ class Assistant(SessionSource):
         if not isinstance(head, AssistantHead):
             raise ConfigError(f"Assistant drafts with an AssistantHead, got {type(head).__name__}: see load_drafter")
         self.head = head
-        self._max_length = max_length
+        self._max_length = None if max_length is None else check_count("max_length", max_length)
 
     @property
     def num_weights(self) -> int:

@@ -7,7 +7,6 @@ import transformers
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
-from treespec.checks import check_count
 from treespec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from treespec.heads.assistant.drafter import Assistant
 from treespec.heads.assistant.module import AssistantConfig, AssistantHead, SharedLayer
@@ -38,7 +37,7 @@ def load_assistant(
         UnsupportedModelError: the installed transformers has no such models.
         ConfigError: an attention that takes no masks, or `max_length` is not a positive int.
     """
-    facts, limit = model_facts(target), None if max_length is None else check_count("max_length", max_length)
+    facts = model_facts(target)
     assistant = source if isinstance(source, PreTrainedModel) else _load(str(source), facts)
     config = assistant.config.get_text_config()
     if config._attn_implementation not in ("eager", "sdpa"):
@@ -54,7 +53,7 @@ def load_assistant(
             f"tokens, {facts.name} has {own[0]} and {own[1]}: it belongs to another model"
         )
     shape = AssistantConfig(config.vocab_size, own[0], _shared_layers(assistant, facts))
-    return Assistant(AssistantHead(shape, assistant.eval(), facts.model.get_input_embeddings()), limit)
+    return Assistant(AssistantHead(shape, assistant.eval(), facts.model.get_input_embeddings()), max_length)
 
 
 def _load(name: str, facts: ModelFacts) -> PreTrainedModel:
