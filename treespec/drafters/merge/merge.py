@@ -32,9 +32,9 @@ class Merge(ShowsOptions):
     The call's policy shapes every drafter's part; under a `Chain` the most valuable path is kept. Where the call
     samples, the drafter with most weights (`num_weights`) draws its children, by default of trees that are smaller by
     what the others propose, up to a quarter. No drawn child is pruned, and the others' best nodes are added as selected
-    children; to a drawn chain nothing is added, and the others are not asked. Each is asked in fewer steps, one in
-    sixteen at least, where it brings few tokens that the drawing one does not. For the others, and without a drafter
-    that has weights, "auto" selects.
+    children; to a drawn chain nothing is added, and the others are not asked. One of the others that brings few
+    tokens which the drawing one does not is asked in fewer steps, in one of sixteen at least. For the others, and
+    without a drafter that has weights, "auto" selects.
 
     Args:
         num_nodes: the most nodes of a merged tree, root included; None: as many as the call's policy allows.

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int, Num
 ON_HOST = {1: 1.0, 4: 1.1, 8: 1.2, 12: 1.28, 16: 1.5, 32: 2.6}
 ON_ACCELERATOR = {1: 1.0, 2: 1.16, 64: 1.2}
 """A pass's time by tokens over one token's, where none was measured: on hosts about two machines' mean (at 16 1.2,
-1.9), whose products read weights once for up to 12; on an accelerator an 8B model's, which masks from two tokens on."""
+1.9), whose products read weights once for up to 12; on an accelerator an 8B model's (results/accelerator.md)."""
 KNOWN_UNITS, GUESSED_UNITS = (0.3, 0.2, 0.01, 0.3, 1.0), (100.0, 100.0, 100.0, 100.0, 3.0)
 """See `Times`: of measured curves and accelerators, whose passes are flat; and of hosts, whose passes may be steep."""
 FORGETTING = 0.99
