@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from treespec.registry import lazy
 
 if TYPE_CHECKING:
-    from treespec.policies.control.contract import CallFacts as CallFacts
     from treespec.policies.control.contract import StepControl as StepControl
     from treespec.policies.control.control import Control as Control
 
