@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from treespec.drafters import SuffixStore as SuffixStore
     from treespec.drafters import TokenRecycling as TokenRecycling
     from treespec.drafters import WarmStart as WarmStart
+    from treespec.engine.observer import Observer as Observer
     from treespec.errors import TreespecError as TreespecError
     from treespec.errors import TreespecWarning as TreespecWarning
     from treespec.heads import Eagle3 as Eagle3
