@@ -14,7 +14,7 @@ pytest.importorskip("vllm.config")
 from helpers.control_call import begun
 from vllm import SamplingParams
 
-from treespec.policies.control import Control
+from treespec.policies import Control
 from treespec.policies.control.control import LONGEST_WAIT, REPEATED, REST_SHARE
 from treespec.protocols import Scores, VerifiedStep
 from treespec.tree import TreeBatch, Verdict

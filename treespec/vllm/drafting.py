@@ -15,7 +15,7 @@ from treespec.drafters import Merge, SuffixLookup, SuffixStore, TokenRecycling, 
 from treespec.drafters.base import single_nodes
 from treespec.drafters.registry import maker
 from treespec.errors import ConfigError
-from treespec.policies.control import Control
+from treespec.policies import Control
 from treespec.protocols import Scores, ServingDrafter, Session, VerifiedStep
 from treespec.sampling import NoProcessors
 from treespec.tree import TreeBatch, Verdict
