@@ -27,8 +27,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 import treespec
 from benchmarks.common.settings import RESULTS, load_average, markdown_table, parser, publish, settings
+from treespec import tree_attention_mask
 from treespec.cpu import prepack_linears
-from treespec.hf import tree_attention_mask
 from treespec.hf.attention.folded import FoldedAttention
 from treespec.hf.introspect import CACHE_NAME
 from treespec.lab import smollm2

@@ -12,11 +12,10 @@ what the output file has of the same prompts stays. Of greedy trees it keeps wha
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, Self
+from typing import Any
 
 import torch
 from rich.progress import track
@@ -43,9 +42,6 @@ class Values(Observer):
     def __init__(self) -> None:
         self.trees: list[tuple[list[float], list[float]]] = []
         self._known = Calibration(PRIOR_TRIALS, MEMORY)
-
-    def observer(self, call: Any) -> Self:
-        return self
 
     def on_verified(self, step: VerifiedTrees) -> None:
         for tree, verdict in zip(step.probs.trees.host_trees(), step.verdicts, strict=True):
@@ -91,9 +87,9 @@ def measure(
     """By temperature and shape: tokens, passes, levels of all trees, and seconds, over all prompts."""
     found: dict[str, dict[str, Any]] = {}
     for temperature, (shape, policy) in product(args.temperatures, shapes.items()):
-        speculation, start = TreeSpeculation(drafter, tree=policy, seed=0), time.perf_counter()
         values = Values() if temperature == "T = 0" and shape.startswith("tree") else None
-        speculation.options = replace(speculation.options, trace=values)
+        observers, start = [values] if values else [], time.perf_counter()
+        speculation = TreeSpeculation(drafter, tree=policy, seed=0, observers=observers)
         for prompt in prompts:
             inputs = encode(tokenizer, [prompt])
             model.generate(

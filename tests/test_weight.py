@@ -18,11 +18,11 @@ import treespec
 from treespec.hf.add_ons import ADD_ONS, RARE
 from treespec.registry import lazy
 
-AT_IMPORT = {"engine.loop": 3_500, "hf.generation.speculation": 10_500}
-REACHABLE = {"engine.loop": 4_400, "hf.generation.speculation": 14_500}
+AT_IMPORT = {"engine.loop": 3_400, "hf.generation.speculation": 10_300}
+REACHABLE = {"engine.loop": 4_300, "hf.generation.speculation": 14_400}
 """What is imported in functions, or by its import path, counts too; of the core only."""
-DECODE = 11
-CONTROL, VLLM = 600, 2_000
+DECODE = 10
+CONTROL, VLLM = 580, 2_000
 DRAFTERS_IN_VLLM = {f"treespec.vllm.{name}" for name in ("draft_model", "files", "heads", "mtp", "pages", "readers")}
 """Not counted: what drafts there by a model's weights."""
 

@@ -15,21 +15,22 @@ if TYPE_CHECKING:
     from treespec.drafters import SuffixStore as SuffixStore
     from treespec.drafters import TokenRecycling as TokenRecycling
     from treespec.drafters import WarmStart as WarmStart
+    from treespec.engine.observer import Observer as Observer
     from treespec.errors import TreespecError as TreespecError
     from treespec.errors import TreespecWarning as TreespecWarning
     from treespec.heads import Eagle3 as Eagle3
-    from treespec.hf import CACHE_NAME as CACHE_NAME
-    from treespec.hf import SpeculativeDecoder as SpeculativeDecoder
+    from treespec.heads.files.fitting import shipped_head as shipped_head
     from treespec.hf import TreeScorer as TreeScorer
     from treespec.hf import TreeSpeculation as TreeSpeculation
-    from treespec.hf import commit_cache as commit_cache
     from treespec.hf import from_config as from_config
     from treespec.hf import generate as generate
-    from treespec.hf import load_drafter as load_drafter
-    from treespec.hf import load_mtp as load_mtp
-    from treespec.hf import new_cache as new_cache
-    from treespec.hf import shipped_head as shipped_head
-    from treespec.hf import tree_attention_mask as tree_attention_mask
+    from treespec.hf.attention.mask import tree_attention_mask as tree_attention_mask
+    from treespec.hf.cache.caches import new_cache as new_cache
+    from treespec.hf.cache.slot_cache import commit_cache as commit_cache
+    from treespec.hf.decoder import SpeculativeDecoder as SpeculativeDecoder
+    from treespec.hf.introspect import CACHE_NAME as CACHE_NAME
+    from treespec.hf.loading.heads import load_drafter as load_drafter
+    from treespec.hf.loading.mtp import load_mtp as load_mtp
     from treespec.lab import TraceFile as TraceFile
     from treespec.lab import check as check
     from treespec.lab import diagnose as diagnose

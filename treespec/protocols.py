@@ -286,7 +286,7 @@ class VerificationRule(Protocol):
 
 @dataclass(frozen=True)
 class Session:
-    """What a drafter gets at the start of a call. `history` is the engine's own and is always up to date."""
+    """What drafters and controls get at the start of a call. `history` is the engine's own and is always up to date."""
 
     history: History
     is_sampling: bool
@@ -302,6 +302,14 @@ class Session:
     """What the target's `prefill` returned: of the prompt's columns but the last, padding included."""
     target: CausalScorer | None = None
     """The target's scorer, for drafters that draft with the target itself."""
+    is_chain_only: bool = False
+    """The target verifies no trees but chains."""
+    is_on_host: bool = True
+    """The target runs on the CPU, where more tokens cost more."""
+    is_repeatable: bool = False
+    """The call drafts as any other with its seed: what a control chooses depends on no earlier call and on no clock."""
+    is_flat: bool = False
+    """Passes take the rows' nodes without padding, so that each row may have its own number of them."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies of a drafter, pickled ones too, hold neither the target nor the caller's processors."""

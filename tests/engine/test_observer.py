@@ -6,7 +6,7 @@ from helpers.toy_models import FixedLength, TableLM, ToyScorer
 
 from treespec import SuffixLookup
 from treespec.engine.loop import Run, speculate
-from treespec.engine.observer import Observer, StepRecords
+from treespec.engine.observer import Observer
 from treespec.policies import Chain
 
 PROMPTS = torch.tensor([[1, 2, 3, 1, 2], [2, 0, 1, 3, 0]])
@@ -16,7 +16,7 @@ class Watching(Observer):
     """Writes down what it is called with."""
 
     def __init__(self):
-        self.events, self.paths = [], []
+        self.events, self.paths, self.steps = [], [], []
         self.tokens = [[], []]
 
     def __enter__(self):
@@ -45,6 +45,7 @@ class Watching(Observer):
 
     def on_step(self, step):
         self.events.append("step")
+        self.steps.append(step)
 
 
 def decode(*observers, stopping=None):
@@ -54,18 +55,18 @@ def decode(*observers, stopping=None):
 
 
 def test_an_observer_sees_the_whole_call_in_order():
-    watching, records = Watching(), StepRecords()
-    result = decode(watching, records)
+    watching = Watching()
+    result = decode(watching)
     num_steps = 1 + result.stats.num_target_passes
     assert num_steps > 1
     assert watching.events == ["around", "enter", "prefill", *["verified", "step"] * num_steps, "exit"]
     assert watching.tokens == result.tokens == decode().tokens
     assert len(watching.paths) == result.stats.num_drafts + result.stats.num_first_tokens
-    assert len(records.steps) == num_steps
-    spent = [sum(step.seconds.values()) for step in records.steps]
+    assert len(watching.steps) == num_steps
+    spent = [sum(step.seconds.values()) for step in watching.steps]
     assert sum(spent) == pytest.approx(sum(result.stats.seconds.values()))
     assert spent[0] == pytest.approx(result.stats.seconds["prefill"])
-    assert sum(len(tokens) for step in records.steps for tokens in step.emitted) == result.stats.num_emitted_tokens
+    assert sum(len(tokens) for step in watching.steps for tokens in step.emitted) == result.stats.num_emitted_tokens
 
 
 def test_an_observer_sees_how_a_call_fails():

@@ -128,6 +128,7 @@ ALONE = (
     {"progress": True},
     {"seed": 3},
     {"trace": "steps.jsonl"},
+    {"observers": [treespec.Observer()]},
     {"verification": ThresholdAcceptance()},
 )
 

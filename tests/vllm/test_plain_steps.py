@@ -11,9 +11,10 @@ import torch
 
 pytest.importorskip("vllm.config")
 
+from helpers.control_call import begun
 from vllm import SamplingParams
 
-from treespec.policies.control import CallFacts, Control
+from treespec.policies import Control
 from treespec.policies.control.control import LONGEST_WAIT, REPEATED, REST_SHARE
 from treespec.protocols import Scores, VerifiedStep
 from treespec.tree import TreeBatch, Verdict
@@ -128,7 +129,7 @@ def test_where_reading_costs_more_than_a_draft_brings_the_control_decides_rarely
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     control = Control(16)
-    control.begin(CallFacts("drafter", draft_share=0.05, is_flat=True))
+    begun(control, draft_share=0.05, is_flat=True)
     decide, decisions = control._decide, []
     monkeypatch.setattr(control, "_decide", lambda *args: decisions.append(1) or decide(*args))
     for _ in range(400):

@@ -18,7 +18,7 @@ from treespec.engine.ranks import Alone, Ranks
 from treespec.engine.stats import Clock, SpeculationStats
 from treespec.engine.streams import Streams, known_seed
 from treespec.engine.target_probs import TargetProbs
-from treespec.policies.control.contract import CallFacts, StepControl
+from treespec.policies.control.contract import StepControl
 from treespec.protocols import (
     Capability,
     CausalScorer,
@@ -129,7 +129,6 @@ class Run:
             self.processors = observer.around(self.processors)
         self.rows = list(range(self.prompt_ids.shape[0]))
         self.outputs: list[list[int]] = [[] for _ in self.rows]
-        self.is_chain_only = target.capability == Capability.CHAIN
         self.control = self.policy if isinstance(self.policy, StepControl) else None
         self.learner = self.policy if isinstance(self.policy, LearningPolicy) else None
         self.session = Session(
@@ -142,6 +141,9 @@ class Run:
             row_ids=self.rows,
             policy=self.policy,
             target=target,
+            is_chain_only=target.capability == Capability.CHAIN,
+            is_on_host=target.device.type == "cpu",
+            is_repeatable=self.is_sampling and self.seed is not None,
         )
         self.uniforms: tuple[Tensor, Tensor] | None = None
 
@@ -196,16 +198,8 @@ class Run:
         """Begin the drafter's call, and the control's."""
         self.drafter.start(replace(self.session, prompt_states=states))
         if self.control is not None:
-            self.control.begin(
-                CallFacts(
-                    drafter=getattr(self.drafter, "wrapped", self.drafter),
-                    draft_share=num_weights(self.drafter) / max(num_weights(self.target), 1),
-                    is_sampling=self.is_sampling,
-                    is_chain_only=self.is_chain_only,
-                    is_on_host=self.target.device.type == "cpu",
-                    is_repeatable=self.is_sampling and self.seed is not None,
-                )
-            )
+            share = num_weights(self.drafter) / max(num_weights(self.target), 1)
+            self.control.begin(self.session, getattr(self.drafter, "wrapped", self.drafter), share)
 
     def draft(self) -> TreeBatch:
         """Trees no deeper than each row has room for: a path of depth d emits d + 1 tokens."""
@@ -224,7 +218,7 @@ class Run:
         check_proposal(trees, self.history.last_tokens, self.target.vocab_size)
         if trees.max_nodes > 1 + min(room):
             trees = trees.limit_depth(room)
-        if self.target.capability == Capability.CHAIN and not trees.is_chain:
+        if self.session.is_chain_only and not trees.is_chain:
             return trees.best_chains()
         return trees
 

@@ -76,13 +76,3 @@ class Observer:
 
     def on_step(self, step: StepRecord) -> None:
         """The step is over."""
-
-
-class StepRecords(Observer):
-    """Keeps every step in `steps`."""
-
-    def __init__(self) -> None:
-        self.steps: list[StepRecord] = []
-
-    def on_step(self, step: StepRecord) -> None:
-        self.steps.append(step)

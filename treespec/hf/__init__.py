@@ -7,23 +7,13 @@ from treespec.registry import lazy
 
 if TYPE_CHECKING:
     from treespec.cpu import OptimizedModel as OptimizedModel
-    from treespec.cpu import optimize as optimize
-    from treespec.cpu import restore as restore
     from treespec.grammars import GrammarProcessor as GrammarProcessor
     from treespec.grammars import GrammarState as GrammarState
     from treespec.grammars import token_enforcer as token_enforcer
-    from treespec.heads.files.fitting import shipped_head as shipped_head
-    from treespec.hf.attention.mask import tree_attention_mask as tree_attention_mask
-    from treespec.hf.cache.caches import new_cache as new_cache
-    from treespec.hf.cache.slot_cache import commit_cache as commit_cache
-    from treespec.hf.decoder import SpeculativeDecoder as SpeculativeDecoder
     from treespec.hf.generation.speculation import TreeSpeculation as TreeSpeculation
     from treespec.hf.generation.speculation import generate as generate
-    from treespec.hf.introspect import CACHE_NAME as CACHE_NAME
     from treespec.hf.loading.drafters import make_draft_model as make_draft_model
-    from treespec.hf.loading.heads import load_drafter as load_drafter
     from treespec.hf.loading.heads import load_head as load_head
-    from treespec.hf.loading.mtp import load_mtp as load_mtp
     from treespec.hf.models.make_scorer import make_scorer as make_scorer
     from treespec.hf.models.tree_scorer import TreeScorer as TreeScorer
     from treespec.hf.vllm_config import from_config as from_config

@@ -232,16 +232,14 @@ class _Loaded(TreeSpeculation):
     drafter_names: tuple[str, ...]
 
 
-def load_setting(
-    path: str | os.PathLike[str], model: PreTrainedModel, *, tokenizer: Any = None, **options: Any
-) -> TreeSpeculation:
+def load_setting(path: str | os.PathLike[str], model: PreTrainedModel, **options: Any) -> TreeSpeculation:
     """Speculation by a setting that `treespec tune` or `save_setting` wrote.
 
     Args:
         path: the file.
         model: the target; the setting's drafters are loaded for it.
-        tokenizer: the target's, see `TreeSpeculation`.
-        options: other arguments of `TreeSpeculation`, but drafter, tree and verification.
+        options: arguments of `TreeSpeculation` but drafter, tree and verification; its `tokenizer` serves drafters that
+            need the target's, too.
 
     Raises:
         ConfigError: no such file, no setting, one for a model of other sizes, or an option that it contains.
@@ -251,9 +249,9 @@ def load_setting(
     if given := {"drafter", "tree", "verification"} & options.keys():
         raise ConfigError(f"{os.fspath(path)} contains {' and '.join(sorted(given))}: leave it out")
     setting.check_fits(model)
-    drafters = named_drafters(setting.drafters, model, tokenizer, setting.model)
-    made = {"tree": setting.policy(), "verification": setting.rule, "tokenizer": tokenizer}
-    speculation = _Loaded(setting.merged(drafters), **made, **options)  # pyright: ignore[reportArgumentType]
+    drafters = named_drafters(setting.drafters, model, options.get("tokenizer"), setting.model)
+    options |= {"tree": setting.policy(), "verification": setting.rule}
+    speculation = _Loaded(setting.merged(drafters), **options)
     speculation.drafter_names = setting.drafters
     return speculation
 

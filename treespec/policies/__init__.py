@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from treespec.policies.best_first import BestFirst as BestFirst
     from treespec.policies.chain import Chain as Chain
     from treespec.policies.chain import StopRule as StopRule
-    from treespec.policies.control import Control as Control
+    from treespec.policies.control.control import Control as Control
     from treespec.policies.growing import TreeBuilder as TreeBuilder
     from treespec.policies.paths import KAry as KAry
     from treespec.policies.paths import Paths as Paths

@@ -50,7 +50,7 @@ def is_chain(policy: TreePolicy | None) -> bool:
 def as_chain(policy: TreePolicy) -> TreePolicy:
     """The policy for a model that runs chains only: itself if it drafts chains, else a short chain, wrapped alike.
 
-    A `StepControl` stays, see `CallFacts.is_chain_only`.
+    A `StepControl` stays, see `Session.is_chain_only`.
     """
     if isinstance(policy, WrappingPolicy):
         return policy.around(as_chain(policy.policy))

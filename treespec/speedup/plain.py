@@ -103,8 +103,8 @@ class Ways:
 
 def can_be_plain(call: Call) -> bool:
     """Whether a call asks for nothing that speculation alone has, and no other process waits for its passes."""
-    wanted = (call.seed, call.trace, call.compiled)
-    is_wanting = call.record_steps or call.progress or any(option is not None for option in wanted)
+    is_wanting = any(option is not None for option in (call.seed, call.trace, call.compiled))
+    is_wanting |= call.record_steps or call.progress or len(call.observers) > 0
     is_wanting |= call.verification != AUTO  # Plain decoding would leave a lossy rule out.
     is_special = call.config.return_dict_in_generate or call.has_filled_cache or bool(call.state_layers)
     has_known_ends = call.stop_strings is None and all(isinstance(one, KNOWN_ENDS) for one in call.criteria)

@@ -15,7 +15,7 @@ from treespec.drafters import Merge, SuffixLookup, SuffixStore, TokenRecycling, 
 from treespec.drafters.base import single_nodes
 from treespec.drafters.registry import maker
 from treespec.errors import ConfigError
-from treespec.policies.control import CallFacts, Control
+from treespec.policies import Control
 from treespec.protocols import Scores, ServingDrafter, Session, VerifiedStep
 from treespec.sampling import NoProcessors
 from treespec.tree import TreeBatch, Verdict
@@ -79,14 +79,10 @@ class Drafting:
         is_on_host: bool = True,
         is_chain_only: bool = False,
     ) -> None:
-        """`reader`: a head has its pages; `is_on_host`: the target runs on the CPU, where more tokens cost more."""
+        """`reader`: a head has its pages; `is_on_host`, `is_chain_only`: see `Session`."""
         self.drafter, self._reader, policy = make_drafter(options, reader), reader, options.policy
         is_own = options.drafter not in (MERGE, "recycling", "suffix", *READERS)
         self.control = policy if isinstance(policy, Control) else None
-        if self.control is not None:
-            share = 0.0 if reader is None else reader.share
-            facts = CallFacts(self.drafter, share, is_own, is_chain_only, is_flat=True, is_on_host=is_on_host)
-            self.control.begin(facts)
         self.requests: list[str] = []
         self._num_plain, self._num_cold, self._is_own = 0, COLD_DRAFTS, is_own
         nobody = torch.zeros(0, 1, dtype=torch.int64, device="cpu")
@@ -100,7 +96,12 @@ class Drafting:
             vocab_size=vocab_size,
             row_ids=[],
             policy=policy,
+            is_chain_only=is_chain_only,
+            is_on_host=is_on_host,
+            is_flat=True,
         )
+        if self.control is not None:
+            self.control.begin(session, self.drafter, 0.0 if reader is None else reader.share)
         self.drafter.start(session)
 
     def update(

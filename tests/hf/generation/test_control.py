@@ -93,8 +93,9 @@ class EveryStep(StepControl):
     def max_nodes(self):
         return 8
 
-    def begin(self, call):
-        assert call.is_on_host
+    def begin(self, session, drafter, draft_share):
+        assert session.is_on_host
+        assert drafter.num_weights > 0 < draft_share
 
     def choose(self, num_rows, context, has_room=True):
         return has_room

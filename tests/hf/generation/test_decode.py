@@ -60,7 +60,7 @@ def test_a_policy_that_the_target_cannot_verify_learns_nothing(is_chain_only, mo
     policy = CountedTree(4)
     with pytest.warns(treespec.TreespecWarning, match="decodes") if is_chain_only else nullcontext():
         identical(model, zoo.prompts(1, 24, seed=1), lookups(tree=policy), **OPTIONS, pad_token_id=0)
-    assert made[0].is_chain_only == is_chain_only
+    assert made[0].session.is_chain_only == is_chain_only
     assert (policy.num_updates == 0) == is_chain_only
     assert isinstance(made[0].session.policy, Chain) == is_chain_only
 

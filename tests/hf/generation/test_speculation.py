@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.generation.streamers import BaseStreamer
 
 import treespec
-from treespec.errors import UnsupportedModelError
+from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.heads import Medusa
 from treespec.hf.introspect import CACHE_NAME, cache_in
 from treespec.lab.selftest.drafters import Planted
@@ -256,6 +256,46 @@ def test_records_and_statistics_agree(target, draft, monkeypatch):
     assert stats.num_emitted_tokens == 3 * NUM_NEW
     assert all(0 <= share <= 1 for share in (*stats.acceptance_per_depth.values(), *stats.acceptance_per_node.values()))
     assert stats.seconds["target"] == stats.num_target_passes, "a second per pass: the clock is read at both ends"
+
+
+class Listener(treespec.Observer):
+    """Keeps every row's tokens, over several calls."""
+
+    def __init__(self, num_rows):
+        self.tokens, self.num_steps, self.num_calls = [[] for _ in range(num_rows)], 0, 0
+
+    def __enter__(self):
+        self.num_calls += 1
+        return self
+
+    def on_tokens(self, row, tokens):
+        self.tokens[row] += tokens
+
+    def on_step(self, step):
+        self.num_steps += 1
+
+
+@pytest.mark.parametrize("decode", ["custom_generate", "treespec.generate"])
+def test_an_observer_of_ones_own_sees_every_token_and_changes_nothing(target, draft, decode):
+    inputs, listeners = padded_batch(), [Listener(3), Listener(3)]
+    speculation = treespec.TreeSpeculation(draft, tree=8, observers=listeners)
+    if decode == "custom_generate":
+        identical(target, inputs, speculation, **OPTIONS)
+    else:
+        treespec.generate(target, speculation=speculation, **inputs, **OPTIONS)
+    new = target.generate(**inputs, **OPTIONS)[:, 14:].tolist()
+    for listener in listeners:
+        assert listener.tokens == new
+        assert listener.num_steps == 1 + speculation.stats.num_target_passes
+    treespec.generate(target, speculation=speculation, **inputs, **OPTIONS)
+    assert listeners[0].tokens == [row + row for row in new]
+    assert listeners[0].num_calls == 2
+
+
+@pytest.mark.parametrize("observers", [treespec.Observer(), ["a bar"], [treespec.Observer], None])
+def test_observers_are_a_list_of_observers(draft, observers):
+    with pytest.raises(ConfigError, match="observers must be a list of Observer objects"):
+        treespec.TreeSpeculation(draft, observers=observers)
 
 
 def test_static_cache(target, draft):

@@ -8,10 +8,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from helpers.control_call import begun
 
 from treespec import BestFirst, Chain, Control
 from treespec.policies import as_policy
-from treespec.policies.control.contract import CallFacts
 from treespec.policies.control.control import NEARLY
 from treespec.protocols import Proposal, Scores, VerifiedStep
 from treespec.tree import HostTree, TreeBatch, Verdict
@@ -48,7 +48,7 @@ class World:
         self.ms = self.tokens = 0.0
         self.is_sampling, self.generator = False, torch.Generator()
         self.names, self.sizes = [], []
-        control.begin(CallFacts(self, draft_share=share, **facts))
+        begun(control, self, draft_share=share, **facts)
 
     def step(self, slowdown=1.0):
         draft_ms, control = 0.0, self.control
@@ -202,7 +202,7 @@ def test_most_steps_that_do_not_draft_predict_and_learn_nothing(rows):
 def test_a_new_call_begins_with_a_prediction():
     control = Control()
     world = World(control, right=RANDOM, level_ms=4.0, share=0.13).run(100)
-    control.begin(CallFacts(world, draft_share=0.13))
+    begun(control, world, draft_share=0.13)
     world.step()
     assert control.choice.reason != "no step yet"
 
@@ -259,7 +259,7 @@ def test_a_servers_trees_are_trimmed_to_the_latency_limit():
 def test_chains_only():
     control = Control()
     world = World(control)
-    control.begin(CallFacts(world, is_chain_only=True))
+    begun(control, world, is_chain_only=True)
     assert {name.split()[0] for name in world.run(30).names} == {"chain"}
 
 
@@ -287,7 +287,7 @@ def test_the_nodes_of_a_pass_are_shared_by_what_they_gain_over_all_rows():
     rng, num_rows, kept = np.random.default_rng(3), 3, set()
     for _ in range(12):
         control = Control(pass_ms={1: 30.0, 4: 31.0, 7: 45.0, 16: 100.0})
-        control.begin(CallFacts("drafter", is_flat=True))
+        begun(control, is_flat=True)
         control.choose(num_rows, 100)
         falling = rng.uniform(0.05, 1.0, (num_rows, 1)) * np.sort(rng.random((num_rows, 3)))[:, ::-1]
         trees = [HostTree([0, 1, 2, 3], [-1, 0, 1, 2], [1.0, *row]) for row in falling.tolist()]
@@ -309,7 +309,7 @@ def test_the_nodes_of_a_pass_are_shared_by_what_they_gain_over_all_rows():
 def test_trees_of_padded_rows_are_verified_whole(num_rows):
     """The predicted cut lost more tokens than it saved time."""
     control = Control(pass_ms=STEEP)
-    control.begin(CallFacts("drafter"))
+    begun(control)
     control.choose(num_rows, 100)
     trees = TreeBatch.from_host_trees([HostTree([0, 1, 2], [-1, 0, 1], [1.0, 0.2, 0.01])] * num_rows)
     assert control.trim(trees) is trees
@@ -317,7 +317,7 @@ def test_trees_of_padded_rows_are_verified_whole(num_rows):
 
 def test_of_nearly_equal_trees_the_largest_is_taken():
     """It shows what smaller ones bring; a small one says little of larger ones."""
-    control, rates = Control(), np.array([1.0, 1.5, 1.9, 1.98, 2.0, 1.97, 1.0])
+    control, rates = begun(Control()), np.array([1.0, 1.5, 1.9, 1.98, 2.0, 1.97, 1.0])
     assert control._decide(rates, np.ones(7), 0.0, 100)[0] == 5
 
 
@@ -336,7 +336,7 @@ def test_a_padded_batch_waits_for_its_slowest_row():
     for is_flat in (False, True):
         control = Control()
         world = UnevenRows(control, rows=4)
-        control.begin(CallFacts(world, draft_share=0.03, is_flat=is_flat))
+        begun(control, world, draft_share=0.03, is_flat=is_flat)
         drafts[is_flat] = sum(name != "plain" for name in world.run(200).names[-100:])
     assert drafts[False] < 10
     assert drafts[True] == 100
@@ -355,7 +355,7 @@ def test_short_texts_whose_prompt_must_be_read_first_are_not_worth_it(reading):
     control = Control()
     world = World(control, right=(0.4, 0.0, 0.0), claimed=(0.4, 0.0, 0.0), rows=8, reading=reading)
     for _ in range(20):
-        control.begin(CallFacts(world, draft_share=0.03))
+        begun(control, world, draft_share=0.03)
         world.num_unread = 100
         for number in range(40):
             world.room = 40 - number
@@ -368,19 +368,18 @@ def test_short_texts_whose_prompt_must_be_read_first_are_not_worth_it(reading):
 def test_what_was_learned_stays_with_its_drafter():
     control = Control()
     world = World(control, right=RANDOM, level_ms=4.0).run(40)
-    control.begin(CallFacts(world, draft_share=0.03))
+    begun(control, world, draft_share=0.03)
     assert not control.choose(1, 100)
-    control.begin(CallFacts("another drafter", draft_share=0.03))
+    begun(control, "another drafter", draft_share=0.03)
     assert control.choose(1, 100)
 
 
 def test_a_repeatable_call_chooses_by_nothing_but_its_own_texts():
     control = Control()
-    repeatable = CallFacts("drafter", draft_share=0.03, is_sampling=True, is_repeatable=True)
     runs = []
     for seed in range(3):
         world = World(control, seed=1)
-        control.begin(repeatable)
+        begun(control, draft_share=0.03, is_sampling=True, is_repeatable=True)
         rng = np.random.default_rng(seed)
         for _ in range(40):
             world.step(slowdown=rng.uniform(0.2, 20.0))
@@ -454,7 +453,7 @@ def test_a_long_unread_text_is_counted_over_the_steps_that_it_serves():
 
 def test_a_servers_passes_are_timed_by_the_nodes_of_all_rows():
     control, rng = Control(16), np.random.default_rng(0)
-    control.begin(CallFacts("drafter", is_flat=True))
+    begun(control, is_flat=True)
     for _ in range(200):
         sizes = rng.integers(1, 9, 4).tolist()
         trees = TreeBatch.from_host_trees([HostTree([0] * n, list(range(-1, n - 1)), [1.0] * n) for n in sizes])
@@ -467,7 +466,7 @@ def test_a_servers_passes_are_timed_by_the_nodes_of_all_rows():
 def cut(trees):
     """What a control leaves of the trees of a server's requests."""
     control = Control(pass_ms={1: 23.0, 4: 32.0})
-    control.begin(CallFacts("drafter", is_flat=True))
+    begun(control, is_flat=True)
     control.choose(len(trees), 100)
     return control, control.trim(TreeBatch.from_host_trees(trees))
 
@@ -490,7 +489,7 @@ def test_sampled_trees_are_left_alone(is_flat):
     batch = TreeBatch(torch.tensor([[0, 1]]), torch.tensor([[-1, 0]]), torch.full((1, 2), 0.5), torch.tensor([[-1, 0]]))
     batch = replace(batch, values=torch.tensor([[1.0, 0.01]]))
     control = Control(pass_ms={1: 1.0, 2: 9.0})
-    control.begin(CallFacts("drafter", is_flat=is_flat))
+    begun(control, is_flat=is_flat)
     control.choose(1, 0)
     assert control.trim(batch) is batch
 
@@ -499,6 +498,6 @@ def test_selected_trees_are_cut_by_their_values_and_left_alone_without_any():
     batch = TreeBatch(torch.tensor([[0, 1]]), torch.tensor([[-1, 0]]), values=torch.tensor([[1.0, 0.01]]))
     for trees, num_nodes in ((batch, 1), (replace(batch, values=None), 2)):
         control = Control(pass_ms={1: 1.0, 2: 9.0})
-        control.begin(CallFacts("drafter", is_flat=True))
+        begun(control, is_flat=True)
         control.choose(1, 0)
         assert control.trim(trees).max_nodes == num_nodes

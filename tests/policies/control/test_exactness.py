@@ -6,10 +6,10 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from helpers.control_call import begun
 
 from treespec import Control, TreeBatch, Verdict
 from treespec.policies import Chain
-from treespec.policies.control.contract import CallFacts
 from treespec.protocols import Scores, VerifiedStep
 from treespec.testing import (
     SELECTED,
@@ -42,7 +42,7 @@ class OfStep:
 def decode(rng, scheme, rule, shapes, is_peeking=False):
     """Three tokens; the times that the control receives depend on the tokens so far, so its choices do too."""
     control, text, step = Control(max_nodes=4, pass_ms=PASS_MS), (), 0
-    control.begin(CallFacts("drafter", is_sampling=True))
+    begun(control, is_sampling=True)
     control.choose(1, 1)
     for token in range(2):  # A time is believed after a median of three.
         control.learn(plain_step(token), 0.0, 0.4)

@@ -53,7 +53,8 @@ class Options:
     """The options of `TreeSpeculation`: `tree` is `policy` here, `compile` `compiled`; one call's are in its `Call`.
 
     Raises `ConfigError`: flags that are neither True nor False, stop strings that are not strings or come without a
-    tokenizer, a streamer without `put` and `end`, a seed that is not an int from 0 to 2**63 - 1.
+    tokenizer, a streamer without `put` and `end`, observers that are not in a list or not of `Observer`, a seed that is
+    not an int from 0 to 2**63 - 1.
     """
 
     drafter: Drafter
@@ -66,6 +67,7 @@ class Options:
     record_steps: bool = False
     progress: bool = False
     trace: Watcher | None = None
+    observers: Sequence[Observer] = ()
     compiled: Compiled | None = None
 
     def __post_init__(self) -> None:
@@ -77,6 +79,8 @@ class Options:
             raise ConfigError(f"seed must be None or an int from 0 to 2**63 - 1, got {seed!r}")
         if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
             raise ConfigError(f"a streamer needs put() and end(), got {type(streamer).__name__}")
+        if not isinstance(self.observers, Sequence) or not all(isinstance(one, Observer) for one in self.observers):
+            raise ConfigError(f"observers must be a list of Observer objects, got {self.observers!r}")
         if self.stop_strings is None:
             return
         strings = [self.stop_strings] if isinstance(self.stop_strings, str) else self.stop_strings

@@ -1,13 +1,12 @@
 """What the engine is asked for one call of `generate`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from transformers import StoppingCriteriaList
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from treespec.engine.loop import Run
-from treespec.engine.observer import Observer
 from treespec.hf.add_ons import ADD_ONS, AddOn
 from treespec.hf.generation.call import Call
 from treespec.hf.generation.output import Outputs
@@ -19,8 +18,8 @@ from treespec.policies.wrapping import as_chain
 from treespec.protocols import Capability
 
 
-def run_of(call: Call, outputs: Outputs, observers: Sequence[Observer]) -> Run:
-    """The engine's run of a call, with what is collected for its outputs; `observers` watch it too.
+def run_of(call: Call, outputs: Outputs) -> Run:
+    """The engine's run of a call, watched by what collects its outputs and by all that its options name.
 
     Raises `TreespecError`: see `make_target`, `path_processors`, `Run`.
     """
@@ -47,7 +46,7 @@ def run_of(call: Call, outputs: Outputs, observers: Sequence[Observer]) -> Run:
         processors=path_processors(processors, call.input_ids, call.mask, vocab_size),
         is_sampling=bool(call.config.do_sample),
         seed=call.seed,
-        observers=[outputs, *add_ons, *watchers(call), *observers],
+        observers=[outputs, *add_ons, *watchers(call)],
         ranks=call.facts.ranks,
     )
 

@@ -9,7 +9,7 @@ from transformers import Cache, DynamicCache, StaticCache
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from treespec.engine.loop import Result, Run
-from treespec.engine.observer import Observer
+from treespec.engine.observer import Observer, StepRecord
 from treespec.engine.target_probs import TargetProbs
 from treespec.errors import TreespecWarning
 from treespec.hf.cache.growing import use_dynamic_layers
@@ -23,11 +23,12 @@ Output = Tensor | GenerateDecoderOnlyOutput
 
 
 class Outputs(Observer):
-    """Collects what the caller asked for in addition to the tokens: processed scores, raw logits, hidden states.
+    """Collects what the caller asked for in addition to the tokens: scores, logits, hidden states, steps.
 
     Attributes:
         kept: per row and token what is wanted: "scores" and "logits", float32 [V], and "hidden_states", [layers, H], of
             the node that gave the token.
+        steps: all of them where the call records them.
     """
 
     def __init__(self, call: Call) -> None:
@@ -36,6 +37,7 @@ class Outputs(Observer):
         wanted["hidden_states"] = call.config.output_hidden_states
         names = [name for name, is_wanted in wanted.items() if is_wanted and call.config.return_dict_in_generate]
         self.kept: dict[str, list[list[Tensor]]] = {name: [[] for _ in range(call.num_rows)] for name in names}
+        self.steps: list[StepRecord] = []
         self._prompt: tuple[Tensor, ...] = ()
 
     def on_prefill(self, states: HiddenStates) -> None:
@@ -54,6 +56,11 @@ class Outputs(Observer):
         if "hidden_states" in self.kept:
             states = [probs.hidden_states[layer][index, list(path)] for layer in self._call.state_layers]
             self.kept["hidden_states"][row] += torch.stack(states, dim=1)
+
+    def on_step(self, step: StepRecord) -> None:
+        """Record the step if it is wanted."""
+        if self._call.record_steps:
+            self.steps.append(step)
 
     def scores_of(self, row: int, length: int) -> tuple[Tensor, ...] | None:
         """The scores [1, V] of the row's new tokens up to `length` ids, as plain decoding passes them to criteria."""

@@ -1,4 +1,4 @@
-"""What a user sees of a call of `generate` while it decodes: a bar, and a streamer's text."""
+"""What watches a call of `generate` for its user: a streamer, a bar, a trace, observers of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treespec.hf.generation.call import Call
 
 
 def watchers(call: Call) -> Iterator[Observer]:
-    """What watches a call for the user: a streamer, a bar, a trace."""
+    """What watches a call for its user."""
     if call.streamer is not None:
         yield Streaming(call.streamer, call.input_ids)
     if call.progress:
@@ -23,6 +23,7 @@ def watchers(call: Call) -> Iterator[Observer]:
         yield Progress(None if longest is None else call.num_rows * max(longest - call.num_prompt, 0))
     if call.trace is not None and (watching := call.trace.observer(call)) is not None:
         yield watching
+    yield from call.observers
 
 
 class Progress(Observer):

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.streamers import BaseStreamer
 
 from treespec.engine.loop import speculate
-from treespec.engine.observer import StepRecord, StepRecords
+from treespec.engine.observer import Observer, StepRecord
 from treespec.engine.stats import SpeculationStats
 from treespec.errors import ConfigError
 from treespec.hf.add_ons import ADD_ONS, RARE
@@ -86,6 +86,7 @@ class TreeSpeculation:
             compilation per number of rows, power of two up to the widest tree, and of the text's length. "auto": where
             that was measured to be faster, once per model and machine (minutes, with a bar), and the call allows it.
         record_steps: keep one `StepRecord` per step of the last call in `steps`.
+        observers: what watches every call, see `Observer`.
 
     Attributes:
         options: an `Options`, frozen; assign `dataclasses.replace(speculation.options, seed=1)` to change one.
@@ -111,6 +112,7 @@ class TreeSpeculation:
         record_steps: bool = False,
         progress: bool = False,
         trace: object = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.options = Options(
             drafter=as_drafter(drafter),
@@ -123,6 +125,7 @@ class TreeSpeculation:
             record_steps=record_steps,
             progress=progress,
             trace=None if trace is None else ADD_ONS["trace"](trace),
+            observers=observers,
             compiled=None if compile is None or compile is False else RARE["compile"](compile),
         )
         self.stats, self.total_stats = SpeculationStats(), SpeculationStats()
@@ -169,11 +172,11 @@ class TreeSpeculation:
                     return output
                 call = self._learned.of(call, call.facts.adapters)
                 with call.facts.ranks.together("call", call.shared):
-                    outputs, records = Outputs(call), StepRecords()
-                    run = run_of(call, outputs, [records] if call.record_steps else [])
+                    outputs = Outputs(call)
+                    run = run_of(call, outputs)
                     with in_use(call, run.target):
                         result = speculate(run)
-                    self.stats, self.steps, self.last_call = result.stats, records.steps, call.over()
+                    self.stats, self.steps, self.last_call = result.stats, outputs.steps, call.over()
                     self.total_stats.add(result.stats)
                     return outputs.returned(run, result)
 

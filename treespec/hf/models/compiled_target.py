@@ -24,7 +24,7 @@ from treespec.hf.models.measuring import machine_key, time_pass
 from treespec.hf.models.static_scorer import StaticScorer
 from treespec.hf.user_cache import cache_folder, read_kept, write_kept
 from treespec.hf.weights import pack_weights
-from treespec.policies.control import StepControl
+from treespec.policies.control.contract import StepControl
 from treespec.protocols import TreePolicy
 
 MAX_SHAPES = 64

@@ -2,10 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from treespec.protocols import DraftSource, TreePolicy, VerifiedStep
+from treespec.protocols import DraftSource, Session, TreePolicy, VerifiedStep
 from treespec.tree import TreeBatch
 
 MOST_AHEAD = 256
@@ -18,26 +17,6 @@ class Choice(NamedTuple):
     name: str
     reason: str
     tokens_per_second: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class CallFacts:
-    """What a `StepControl` knows of a call before its first step.
-
-    Args:
-        drafter: what was learned about acceptance and draft times belongs to it.
-        draft_share: the weights that a draft pass reads, as a share of the target's; 0 for lookups.
-        is_repeatable: the call must choose as any other call with its seed: from no earlier call, by no clock.
-        is_flat: passes take the rows' nodes without padding, so that each row may have its own number of them.
-    """
-
-    drafter: Any
-    draft_share: float = 0.0
-    is_sampling: bool = False
-    is_chain_only: bool = False
-    is_on_host: bool = True
-    is_repeatable: bool = False
-    is_flat: bool = False
 
 
 class StepControl(ABC):
@@ -55,8 +34,11 @@ class StepControl(ABC):
         """The most nodes of a tree, root included."""
 
     @abstractmethod
-    def begin(self, call: CallFacts) -> None:
-        """A call begins."""
+    def begin(self, session: Session, drafter: Any, draft_share: float) -> None:
+        """A call begins; what is learned about acceptance and draft times belongs to `drafter`.
+
+        `draft_share`: the weights that a draft pass reads, as a share of the target's; 0 for lookups.
+        """
 
     @abstractmethod
     def choose(self, num_rows: int, context: int, room: int = MOST_AHEAD) -> bool:

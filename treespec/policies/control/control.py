@@ -8,6 +8,7 @@ Axis letters: J numbers of nodes, t numbers of tokens.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Num
@@ -17,9 +18,9 @@ from treespec.errors import ConfigError
 from treespec.policies.best_first import BestFirst, tree_of
 from treespec.policies.chain import Chain
 from treespec.policies.control.acceptance import Acceptance, DraftedTree
-from treespec.policies.control.contract import MOST_AHEAD, CallFacts, Choice, StepControl
+from treespec.policies.control.contract import MOST_AHEAD, Choice, StepControl
 from treespec.policies.control.pass_times import ON_ACCELERATOR, ON_HOST, DraftTimes, PassTimes
-from treespec.protocols import TreePolicy, VerifiedStep
+from treespec.protocols import Session, TreePolicy, VerifiedStep
 from treespec.tree import TreeBatch
 
 PLAIN = 0
@@ -48,12 +49,12 @@ REPEATED = 3
 ByCandidate = Float[np.ndarray, "C"]
 
 
-def candidates_of(max_nodes: int, call: CallFacts) -> dict[str, TreePolicy]:
+def candidates_of(max_nodes: int, session: Session) -> dict[str, TreePolicy]:
     """By name and by size: plain decoding, then best-first trees, or chains where only chains can be run."""
     plain: dict[str, TreePolicy] = {"plain": BestFirst(1)}
-    if call.is_chain_only:
+    if session.is_chain_only:
         return plain | {f"chain of {k}": Chain(k) for k in CHAIN_LENGTHS if k < max_nodes}
-    least = LEAST_DRAWN if call.is_sampling else 1
+    least = LEAST_DRAWN if session.is_sampling else 1
     sizes = [size for size in TREE_SIZES if least <= size < max_nodes] + [max_nodes] * (max_nodes > 1)
     return plain | {f"tree of {size}": tree_of(size) for size in sizes}
 
@@ -61,17 +62,17 @@ def candidates_of(max_nodes: int, call: CallFacts) -> dict[str, TreePolicy]:
 class _Learned:
     """What is known of one drafter in calls of one kind, and where the control stands between drafting and not."""
 
-    def __init__(self, max_nodes: int, passes: PassTimes, call: CallFacts) -> None:
-        self.candidates = candidates_of(max_nodes, call)
+    def __init__(self, max_nodes: int, passes: PassTimes, session: Session, draft_share: float) -> None:
+        self.candidates = candidates_of(max_nodes, session)
         self.num_nodes = np.array([policy.max_nodes - 1 for policy in self.candidates.values()])
         sizes, most = np.arange(self.num_nodes[-1] + 1), self.num_nodes[:, None]
-        is_cut = call.is_flat and not call.is_sampling
+        is_cut = session.is_flat and not session.is_sampling
         self.is_size = (sizes <= most) & (sizes >= np.minimum(most, 1)) if is_cut else sizes == most
         """[C, J]: how many nodes below the root a candidate may verify."""
         # Best-first trees about double with every level.
-        self.num_levels = self.num_nodes if call.is_chain_only else np.log2(1 + self.num_nodes)
+        self.num_levels = self.num_nodes if session.is_chain_only else np.log2(1 + self.num_nodes)
         self.acceptance, self.passes = Acceptance(int(self.num_nodes[-1])), passes
-        self.drafts = DraftTimes(call.draft_share, call.draft_share * passes.slope)
+        self.drafts = DraftTimes(draft_share, draft_share * passes.slope)
         self.wait, self.num_plain, self.num_drafts = FIRST_WAIT, 0, 0
         self.break_even = 0.0  # Accepted tokens per row that the last draft needed to pay.
 
@@ -110,21 +111,23 @@ class Control(ShowsOptions, StepControl):
             check_count("a number of nodes in pass_ms", nodes)
             check_number("a time in pass_ms", ms, lambda ms: 0 < ms < np.inf, "be positive and finite")
         self._kept, self._drafter = dict[tuple, _Learned](), None
-        self.begin(CallFacts(None))
+        self.current = tree_of(self.max_nodes)
 
     @property
     def max_nodes(self) -> int:
         return self._max_nodes or MOST_NODES
 
-    def begin(self, call: CallFacts) -> None:
-        if call.drafter is not self._drafter and not call.is_repeatable:
-            self._kept, self._drafter = {}, call.drafter
-        self._call, self._is_timed = call, not call.is_repeatable if self.is_timed is None else self.is_timed
-        found = {} if call.is_repeatable else self._kept
-        key = (call.is_sampling, call.is_chain_only, call.is_on_host, *(self.pass_ms or {}).items())
+    def begin(self, session: Session, drafter: Any, draft_share: float) -> None:
+        is_repeatable, is_on_host = session.is_repeatable, session.is_on_host
+        if drafter is not self._drafter and not is_repeatable:
+            self._kept, self._drafter = {}, drafter
+        self._is_flat, self._is_timed = session.is_flat, not is_repeatable if self.is_timed is None else self.is_timed
+        found = {} if is_repeatable else self._kept
+        key = (session.is_sampling, session.is_chain_only, is_on_host, *(self.pass_ms or {}).items())
         if key not in found:
-            most = self._max_nodes or (TREE_SIZES[-1] if call.is_on_host else MOST_NODES)
-            found[key] = _Learned(most, PassTimes(self.pass_ms, ON_HOST if call.is_on_host else ON_ACCELERATOR), call)
+            most = self._max_nodes or (TREE_SIZES[-1] if is_on_host else MOST_NODES)
+            passes = PassTimes(self.pass_ms, ON_HOST if is_on_host else ON_ACCELERATOR)
+            found[key] = _Learned(most, passes, session, draft_share)
         self._learned, self._trees = found[key], list[DraftedTree]()
         self._emitted = np.zeros(0)  # By the rows of a batch in steps that drafted, since the last one left.
         self._num_rows, self._context, self._number, self._is_repeated = 1, 1, PLAIN, False
@@ -173,7 +176,7 @@ class Control(ShowsOptions, StepControl):
 
     def _slowest(self) -> float:
         """What drafts bring the slowest row, for which padded batches wait, as a share of the mean row."""
-        if self._call.is_flat or len(self._emitted) != self._num_rows:
+        if self._is_flat or len(self._emitted) != self._num_rows:
             return 1.0
         return float((FEW_TOKENS + self._emitted.min()) / (FEW_TOKENS + self._emitted.mean()))
 
@@ -203,7 +206,7 @@ class Control(ShowsOptions, StepControl):
             other = {TIMED_DRAFT // 2: best - 1, TIMED_DRAFT: best + 1}.get(learned.num_drafts, PLAIN)
             if self._is_timed and drafting[other : other + 1].any():
                 return other, "to know its time"
-            is_single = self._num_rows == 1 and not self._call.is_flat and self.max_latency_ms is None
+            is_single = self._num_rows == 1 and not self._is_flat and self.max_latency_ms is None
             is_sure = gain >= SURE_GAIN and learned.num_drafts > TIMED_DRAFT
             self._num_repeated = REPEATED if is_single and is_sure else 0
             return best, f"{gain:.2f} times plain"
@@ -221,7 +224,7 @@ class Control(ShowsOptions, StepControl):
             return trees
         self._trees = drafted = self._learned.acceptance.read(trees)
         self._learned.acceptance.add(drafted, int(self._learned.num_nodes[self._number]))
-        if not self._call.is_flat or trees.draft_probs is not None or trees.values is None:
+        if not self._is_flat or trees.draft_probs is not None or trees.values is None:
             return trees
         least = self._least_prob(drafted)
         kept = [[0, *(node for node in sorted(tree.order) if tree.probs[node] >= least)] for tree in drafted]
@@ -243,14 +246,14 @@ class Control(ShowsOptions, StepControl):
         num_rows, num_nodes = step.trees.num_rows, step.trees.num_nodes.tolist()
         if trees:
             # A server's requests may have left since they were drafted for.
-            verified = learned.acceptance.read(step.trees) if self._call.is_flat else trees
+            verified = learned.acceptance.read(step.trees) if self._is_flat else trees
             learned.acceptance.update(verified, num_nodes, step.emitted)
             emitted = np.array([len(tokens) for tokens in step.emitted], float)
             self._emitted = emitted + (self._emitted if len(self._emitted) == num_rows else 0.0)
             if learned.wait > FIRST_WAIT and emitted.mean() * self._slowest() - 1 > learned.break_even:
                 learned.num_plain = learned.wait = FIRST_WAIT  # One draft that pays is followed by another.
         if self._is_timed and other_ms is not None:
-            num_tokens = sum(num_nodes) if self._call.is_flat else num_rows * step.trees.max_nodes
+            num_tokens = sum(num_nodes) if self._is_flat else num_rows * step.trees.max_nodes
             learned.passes.update(num_tokens, num_rows, self._context, other_ms)
         if self._is_timed and trees:
             levels, drafted = float(learned.num_levels[self._number]), sum(len(tree.order) for tree in trees)
