@@ -10,8 +10,7 @@ from treespec.drafters.base import single_nodes
 from treespec.errors import UnsupportedModelError
 from treespec.heads.assistant.module import AssistantHead
 from treespec.heads.drafting.base import HeadSource, head_proposal, level_depth
-from treespec.heads.drafting.root_features import LAST, RootFeatures
-from treespec.heads.drafting.unread_features import take_columns
+from treespec.heads.drafting.unread_features import LAST, RootFeatures, take_columns
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 from treespec.tree import TreeBatch
 from treespec.tree.transfer import upload
