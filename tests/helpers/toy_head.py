@@ -19,9 +19,7 @@ class ToyConfig(HeadConfig):
     num_layers: int = 1
     strength: float = 1.0
 
-    @property
-    def algorithm(self) -> str:
-        return "toy"
+    algorithm = "toy"
 
 
 class ToyHead(DraftHead[ToyConfig]):

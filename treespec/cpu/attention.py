@@ -7,41 +7,27 @@ copies of keys and values nor sums across a vector.
 import ctypes
 import functools
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from treespec.cpu.native import load_library
+from treespec.cpu.native import NativePart
 from treespec.heads.modules.layers import Attention, KeyValueCache, Mask
 from treespec.heads.modules.rotary import Rotation
 
 
-class NativeAttention:
-    """The compiled attention.
-
-    Raises `NativeError`: it cannot be compiled or loaded here.
-    """
+class NativeAttention(NativePart):
+    """The compiled attention."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        library = load_library(folder)
-        library.treespec_columns.restype = ctypes.c_int64
-        self._columns = int(library.treespec_columns())
+        super().__init__(folder)
+        library = self._library
         self._functions = {
             torch.float32: library.treespec_attention,
             torch.bfloat16: library.treespec_attention_bfloat16,
         }
-        for function in self._functions.values():
-            function.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_float, ctypes.c_int32]
-            function.restype = None
         self._rotate, self._mask = library.treespec_rotate, library.treespec_mask
-        self._rotate.argtypes, self._rotate.restype = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 5, None
-        self._mask.argtypes, self._mask.restype = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 4, None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._folder,)
 
     def serves(
         self, query: Float[Tensor, "B A F d"], key: Float[Tensor, "B G S d"], value: Float[Tensor, "B G S d"]

@@ -27,6 +27,15 @@ from treespec.hf.machine import processor
 SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp")
 COMPILE_SECONDS = 120
+ARGUMENTS = {
+    "columns": [],
+    "linear linear_int8 linear_bfloat16": [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int32],
+    "rms_norm rms_norm_bfloat16": [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2 + [ctypes.c_float],
+    "attention attention_bfloat16": [ctypes.c_void_p] * 6 + [ctypes.c_float, ctypes.c_int32],
+    "rotate": [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 5,
+    "mask": [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 4,
+}
+"""The types of the functions' arguments."""
 
 
 class NativeError(TreespecError):
@@ -52,27 +61,35 @@ def _linear_shape(inputs: Tensor, packed: Tensor, bias: Tensor | None, num_outpu
     return inputs.new_empty(*inputs.shape[:-1], num_outputs)
 
 
-class NativeLinear:
-    """The compiled product.
+class NativePart:
+    """Functions of the compiled library.
 
     Raises `NativeError`: it cannot be compiled or loaded here.
     """
 
-    function = "treespec_linear"
-
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._library = load_library(folder)
+        self._folder, self._library = folder, load_library(folder)
+        for names, arguments in ARGUMENTS.items():
+            for name in names.split():
+                function = getattr(self._library, f"treespec_{name}")
+                function.argtypes, function.restype = arguments, None
         self._library.treespec_columns.restype = ctypes.c_int64
-        self._linear = getattr(self._library, self.function)
-        self._linear.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int32]
-        self._linear.restype = None
         self._columns = int(self._library.treespec_columns())
-        _loaded[self.function] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickled models: compiled again where they are loaded, if need be."""
         return type(self), (self._folder,)
+
+
+class NativeLinear(NativePart):
+    """The compiled product."""
+
+    function = "treespec_linear"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._linear = getattr(self._library, self.function)
+        _loaded[self.function] = self
 
     def pack(self, weight: Float[Tensor, "out in"]) -> Tensor:
         """A copy of the weights in the order in which they are read, see `panels`."""
@@ -135,22 +152,13 @@ def in_pairs(weight: Shaped[Tensor, "out in"], columns: int) -> Shaped[Tensor, "
     return even.view(-1, columns, even.shape[1] // 2, 2).transpose(1, 2).contiguous()
 
 
-class NativeNorm:
-    """RMS norms of rows, float32 or bfloat16, in one function, where PyTorch runs six operators.
-
-    Raises `NativeError`: it cannot be compiled or loaded here.
-    """
+class NativeNorm(NativePart):
+    """RMS norms of rows, float32 or bfloat16, in one function, where PyTorch runs six operators."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        library = load_library(folder)
+        super().__init__(folder)
+        library = self._library
         self._norms = {torch.float32: library.treespec_rms_norm, torch.bfloat16: library.treespec_rms_norm_bfloat16}
-        for norm in self._norms.values():
-            norm.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2 + [ctypes.c_float]
-            norm.restype = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._folder,)
 
     def run(self, inputs: Float[Tensor, "*rows size"], weight: Float[Tensor, "size"], eps: float) -> Tensor:
         """The norm's outputs; inputs and weight have one dtype."""

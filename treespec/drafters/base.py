@@ -1,7 +1,6 @@
 """What drafters share: a source for policies, the call's policy, depths that fit, trees by a heap, distributions."""
 
 import sys
-from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 import torch
@@ -12,10 +11,9 @@ from treespec.checks import AUTO, ShowsOptions
 from treespec.errors import ConfigError
 from treespec.policies import BestFirst
 from treespec.policies.control.contract import StepControl
-from treespec.policies.heap import State, grow_best_first
 from treespec.protocols import Frontier, History, Session, TreePolicy
 from treespec.sampling import path_scores
-from treespec.tree import ROOT_PARENT, SELECTED, HostTree, TreeBatch
+from treespec.tree import ROOT_PARENT, SELECTED, TreeBatch
 
 
 class SessionSource(ShowsOptions):
@@ -74,18 +72,6 @@ def can_use_heap(policy: TreePolicy) -> TypeGuard[BestFirst]:
     if policy.children not in (AUTO, SELECTED):
         return False
     return policy.beam is None and policy.branching is None and policy.min_gain == 0
-
-
-def grow_on_host(
-    policy: BestFirst,
-    root_token: int,
-    root: State,
-    children_of: Callable[[State], Sequence[tuple[float, int, State]]],
-    max_depth: int,
-) -> HostTree:
-    """See `grow_best_first`."""
-    depth = min(max_depth, policy.depth or max_depth)
-    return grow_best_first(root_token, root, children_of, policy.num_nodes, depth)
 
 
 def path_probs(

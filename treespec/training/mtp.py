@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
-from treespec.heads.mtp.files import DRAFT_VOCAB
+from treespec.heads.mtp.files import DRAFT_VOCAB, PARTS, QWEN
 from treespec.heads.mtp.module import MtpHead, unroll
 from treespec.hf.loading.heads import vocabulary_weights
 from treespec.hf.loading.mtp import fresh_mtp
@@ -19,12 +19,7 @@ from treespec.training.heads import SMALL
 from treespec.training.objective import Draft, Learner, unrolled
 from treespec.training.options import TrainingConfig
 
-NAMES = {
-    "projection.weight": "mtp.fc.weight",
-    "embedding_norm.weight": "mtp.pre_fc_norm_embedding.weight",
-    "hidden_norm.weight": "mtp.pre_fc_norm_hidden.weight",
-    "norm.weight": "mtp.norm.weight",
-}
+NAMES = {f"{part}.weight": QWEN.tensor(part, 0) for part in PARTS}
 """The layout's names of what is not the decoder layer's."""
 
 

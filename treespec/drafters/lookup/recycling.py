@@ -11,9 +11,10 @@ from torch import Tensor
 
 from treespec.checks import check_count
 from treespec.data.tensor_file import read_tensors, write_tensors
-from treespec.drafters.base import SessionSource, can_use_heap, grow_on_host
+from treespec.drafters.base import SessionSource, can_use_heap
 from treespec.drafters.lookup.recycling_table import PACKED, Table, check_table, pack_table, unpack_table
 from treespec.errors import ConfigError, VocabularyMismatchError
+from treespec.policies.heap import grow_best_first
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 from treespec.tree import PADDING_PARENT, TreeBatch
 
@@ -73,8 +74,8 @@ class TokenRecycling(SessionSource):
         def children_of(token: int) -> list[tuple[float, int, int]]:
             return [(p, t, t) for p, t in zip(probs, table[token].tolist(), strict=True) if t >= 0]
 
-        roots = self.root_tokens.tolist()
-        return TreeBatch.from_host_trees([grow_on_host(policy, t, t, children_of, max_depth) for t in roots])
+        roots, sizes = self.root_tokens.tolist(), (policy.num_nodes, min(max_depth, policy.depth or max_depth))
+        return TreeBatch.from_host_trees([grow_best_first(t, t, children_of, *sizes) for t in roots])
 
     def update(self, step: VerifiedStep) -> None:
         """Learn from a step, when the table is next read."""

@@ -6,19 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treespec.checks import check_count
-from treespec.drafters.base import SessionSource, single_nodes
-from treespec.errors import ConfigError, UnsupportedModelError, VocabularyMismatchError
+from treespec.drafters.base import single_nodes
+from treespec.errors import UnsupportedModelError
 from treespec.heads.assistant.module import AssistantHead
-from treespec.heads.drafting.base import head_proposal, level_depth
-from treespec.heads.drafting.root_features import LAST, RootFeatures
-from treespec.heads.drafting.unread_features import take_columns
+from treespec.heads.drafting.base import HeadSource, head_proposal, level_depth
+from treespec.heads.drafting.unread_features import LAST, RootFeatures, take_columns
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 from treespec.tree import TreeBatch
 from treespec.tree.transfer import upload
 
 
-class Assistant(SessionSource):
+class Assistant(HeadSource[AssistantHead]):
     """Drafts with an assistant; see `Drafter` and `FeatureDrafter` for its methods.
 
     Sampled children are drawn from the softmax of its logits after the caller's processors, which is kept for
@@ -31,30 +29,12 @@ class Assistant(SessionSource):
     Raises `ConfigError`: another kind of head, or `max_length` is not a positive int.
     """
 
+    _head_type = AssistantHead
     hidden_layers: tuple[int, ...] = (LAST,)
 
-    def __init__(self, head: AssistantHead, max_length: int | None = None) -> None:
-        if not isinstance(head, AssistantHead):
-            raise ConfigError(f"Assistant drafts with an AssistantHead, got {type(head).__name__}: see load_drafter")
-        self.head = head
-        self._max_length = None if max_length is None else check_count("max_length", max_length)
-
-    @property
-    def num_weights(self) -> int:
-        """What a draft pass reads."""
-        return sum(weight.numel() for weight in self.head.parameters())
-
     def start(self, session: Session) -> None:
-        """Begin a call.
-
-        Raises `VocabularyMismatchError`: the assistant has tokens that the target has not.
-        """
-        if self.head.config.vocab_size > session.vocab_size:
-            raise VocabularyMismatchError(
-                f"the assistant scores {self.head.config.vocab_size} tokens, the target {session.vocab_size}: it "
-                "belongs to another model"
-            )
-        self._session = session
+        """See `HeadSource`."""
+        super().start(session)
         self._features = RootFeatures(session)
 
     def propose(self, max_depth: int) -> TreeBatch:

@@ -67,10 +67,7 @@ KEYS = KindKeys(
 
 
 def dflash_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> DFlashConfig:
-    """The head's shape.
-
-    Raises `CheckpointError`: a missing or wrong value, or a setting that is not known or not supported.
-    """
+    """See `HeadKind`."""
     llama, config, shape = KEYS.read(config, tensors)
     count = llama.integer("num_hidden_layers", most=len(tensors))
     hidden_layers = _hidden_layers(config, count)

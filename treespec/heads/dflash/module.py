@@ -54,7 +54,7 @@ class DFlashConfig(HeadConfig):
         return len(self.spans)
 
     @property
-    def algorithm(self) -> str:
+    def algorithm(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """See `HeadConfig`: dflash2 with any of DFlash 2's additions, dspark with any of DSpark's, else dflash."""
         if self.num_taps or self.selector_rank:
             return "dflash2"

@@ -26,7 +26,37 @@ from treespec.tree import SELECTED, TreeBatch
 Head = TypeVar("Head", bound=StateReader)
 
 
-class HeadDrafter(SessionSource, ABC, Generic[Head]):
+class HeadSource(SessionSource, Generic[Head]):
+    """The head of `HeadDrafter`s and of `Assistant`, for texts of at most `max_length` tokens."""
+
+    _head_type: type[Head]
+
+    def __init__(self, head: Head, max_length: int | None = None) -> None:
+        if not isinstance(head, self._head_type):
+            raise ConfigError(
+                f"{type(self).__name__} drafts with an {self._head_type.__name__}, got {type(head).__name__}: "
+                "load_drafter(folder, model) reads one from files; for a loaded assistant see load_drafter"
+            )
+        self.head: Head = head
+        self._max_length = None if max_length is None else check_count("max_length", max_length)
+
+    @property
+    def num_weights(self) -> int:
+        """What a draft pass reads."""
+        return sum(weight.numel() for weight in self.head.parameters())
+
+    def start(self, session: Session) -> None:
+        """Begin a call. Raises `VocabularyMismatchError`: the head is for tokens that the target has not."""
+        size = self.head.config.vocab_size
+        if size > session.vocab_size:
+            raise VocabularyMismatchError(
+                f"the head is for a vocabulary of {size} tokens, the target has {session.vocab_size}: it belongs to "
+                "another model"
+            )
+        self._session = session
+
+
+class HeadDrafter(HeadSource[Head], ABC):
     """Everything of `Eagle3`, `Mtp` and `DFlash` except their passes.
 
     Sampled children are drawn from the exact distribution that is stored: the softmax of the head's logits after the
@@ -41,35 +71,14 @@ class HeadDrafter(SessionSource, ABC, Generic[Head]):
     Raises `ConfigError`: another kind of head, other `hidden_layers` than it fuses, or a wrong `max_length`.
     """
 
-    _head_type: type[Head]
-
     def __init__(self, head: Head, hidden_layers: Sequence[int], max_length: int | None = None) -> None:
-        if not isinstance(head, self._head_type):
-            raise ConfigError(
-                f"{type(self).__name__} drafts with an {self._head_type.__name__}, got {type(head).__name__}: "
-                "load_drafter(folder, model) reads one from files"
-            )
-        self.head: Head = head
+        super().__init__(head, max_length)
         self.hidden_layers = _check_layers(hidden_layers, head.config.num_features)
-        self._max_length = None if max_length is None else check_count("max_length", max_length)
-
-    @property
-    def num_weights(self) -> int:
-        """What a draft pass reads."""
-        return sum(weight.numel() for weight in self.head.parameters())
 
     def start(self, session: Session) -> None:
-        """Keep the prompt's states, which the head reads in the first step.
-
-        Raises `VocabularyMismatchError`: the draft vocabulary has tokens that the target has not.
-        """
-        head = self.head
-        if head.config.vocab_size > session.vocab_size:
-            raise VocabularyMismatchError(
-                f"the head is for a vocabulary of {head.config.vocab_size} tokens, the target has {session.vocab_size}"
-            )
-        self._session = session
-        self._keys = DraftingCache(session.history.num_rows, head.target_ids.device)
+        """Keep the prompt's states, which the head reads in the first step; for errors see `HeadSource`."""
+        super().start(session)
+        self._keys = DraftingCache(session.history.num_rows, self.head.target_ids.device)
         self._unread = UnreadFeatures(session, self.hidden_layers)
 
     def update(self, step: VerifiedStep) -> None:

@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from treespec.drafters.base import SessionSource, can_use_heap, grow_on_host, policy_of_call
+from treespec.drafters.base import SessionSource, can_use_heap, policy_of_call
 from treespec.heads.drafting.base import head_proposal, num_candidates
 from treespec.policies import BestFirst
+from treespec.policies.heap import grow_best_first
 from treespec.policies.wrapping import shape_of
 from treespec.protocols import Frontier, Proposal, Session, TreePolicy
 from treespec.sampling import NoProcessors
@@ -76,10 +77,10 @@ class DepthDrafts(SessionSource):
         policy = all_expanded(self._policy)
         if not (self._has_candidates_on_host and can_use_heap(policy)):
             return policy.grow(self, max_depth)
-        roots = self.root_tokens.tolist()
+        sizes = policy.num_nodes, min(max_depth, policy.depth or max_depth)
         trees = [
-            grow_on_host(policy, root, (0, root), partial(self._children, row), max_depth)
-            for row, root in enumerate(roots)
+            grow_best_first(root, (0, root), partial(self._children, row), *sizes)
+            for row, root in enumerate(self.root_tokens.tolist())
         ]
         return TreeBatch.from_host_trees(trees)
 

@@ -1,4 +1,5 @@
-"""Hidden states of committed tokens that a draft head has not read yet: Y is the width of all layers it reads."""
+"""Hidden states of committed tokens for draft heads: those not read yet (Y is the width of all layers that a head
+reads), or the last one alone."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -12,6 +13,7 @@ from treespec.protocols import HiddenStates, Session, VerifiedStep
 from treespec.tree import pad_rows
 from treespec.tree.transfer import upload
 
+LAST = -1
 MAX_COLUMNS = 512
 """The most tokens that one pass catches up with: it bounds the attention's memory on long prompts."""
 
@@ -91,6 +93,31 @@ class UnreadFeatures:
 
     def _join_layers(self, states: HiddenStates) -> Float[Tensor, "B N Y"]:
         return torch.cat([states[layer].to(self._session.device) for layer in self._hidden_layers], -1)
+
+
+class RootFeatures:
+    """The target's last hidden state before every row's root: what heads read that keep nothing else of the text.
+
+    Attributes:
+        states: [B, H] on the call's device, from the first update on, that with the prompt's last token.
+    """
+
+    states: Float[Tensor, "B H"]
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def update(self, step: VerifiedStep) -> None:
+        """Keep the state at each row's last accepted node: the one that the next root was chosen after."""
+        states = step.scores.hidden_states[LAST]
+        nodes = [v.path[max(len(tokens) - 1, 0)] for v, tokens in zip(step.verdicts, step.emitted, strict=True)]
+        index = upload(states.device, torch.arange(len(nodes), device="cpu"), torch.tensor(nodes, device="cpu"))
+        self.states = states[index[0], index[1]].to(self._session.device)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        (index,) = upload(self.states.device, torch.tensor(list(rows), device="cpu"))
+        self.states = self.states[index]
 
 
 def _joined(parts: Sequence[Pairs]) -> Pairs:

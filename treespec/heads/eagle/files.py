@@ -35,10 +35,7 @@ KEYS = KindKeys(
 
 
 def eagle_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> EagleConfig:
-    """The head's shape.
-
-    Raises `CheckpointError`: a missing or wrong value, or a setting that is not known or not supported.
-    """
+    """See `HeadKind`."""
     llama, own, shape = KEYS.read(config, tensors)
     num_layers = llama.integer("num_hidden_layers", 1, most=len(tensors))
     shape["layer"] = replace(shape["layer"], window=one_window(llama, num_layers))

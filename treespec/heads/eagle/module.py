@@ -21,15 +21,8 @@ class EagleConfig(HeadConfig):
     num_layers: int = 1
     has_fusion_bias: bool = False
 
-    @property
-    def algorithm(self) -> str:
-        """See `HeadConfig`."""
-        return "eagle"
-
-    @property
-    def reads_last_state(self) -> bool:
-        """See `HeadConfig`."""
-        return True
+    algorithm = "eagle"
+    reads_last_state = True
 
 
 class EagleHead(DraftHead[EagleConfig]):

@@ -52,10 +52,7 @@ KEYS = KindKeys(
 
 
 def eagle3_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> Eagle3Config:
-    """The head's shape.
-
-    Raises `CheckpointError`: a missing or wrong value, or a setting that is not known or not supported.
-    """
+    """See `HeadKind`."""
     return Eagle3Config(**eagle3_shape(KEYS, config, tensors))
 
 

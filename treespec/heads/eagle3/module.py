@@ -37,10 +37,7 @@ class Eagle3Config(HeadConfig):
     has_feature_norms: bool = False
     has_norm_output: bool = False
 
-    @property
-    def algorithm(self) -> str:
-        """See `HeadConfig`."""
-        return "eagle3"
+    algorithm = "eagle3"
 
 
 class Eagle3Output(NamedTuple):

@@ -44,6 +44,11 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
+def config_in(folder: Path) -> dict[str, Any]:
+    """The configuration in a folder, empty where there is none; for errors see `read_config`."""
+    return read_config(folder / "config.json") if (folder / "config.json").is_file() else {}
+
+
 @dataclass(frozen=True)
 class ConfigReader:
     """The values of a configuration by type; every method raises `CheckpointError` for a value of another type.

@@ -8,7 +8,7 @@ The tables come from the readers of vLLM 0.33 and SGLang 0.5.23, and from publis
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -169,7 +169,10 @@ class KindKeys:
         """The tensors with the factors in them, so that no pass needs to multiply; those without one are as given."""
         own = merged(llama_keys(config), config, *self._own_section(config))
         given = [(pattern, own.factor(key)) for key, pattern in self.factors.items()]
-        return {name: times(tensor, _product(name, given)) for name, tensor in tensors.items()}
+        return {
+            name: times(tensor, math.prod(factor for pattern, factor in given if re.fullmatch(pattern, name)))
+            for name, tensor in tensors.items()
+        }
 
     def _own_section(self, config: ConfigReader) -> list[ConfigReader]:
         return [] if self.section is None else [config.nested(self.section)]
@@ -181,10 +184,6 @@ def unread_rope_keys(config: Mapping[str, Any]) -> list[str]:
     kind = rope_settings(config)["rope_type"]
     known = (*ROPE_KEYS, *ROPE_HARMLESS, *ROPE_TYPES.get(kind, given))
     return sorted(f"{key} of rope type {kind!r}" for key in given if given[key] is not None and key not in known)
-
-
-def _product(name: str, given: Sequence[tuple[str, float]]) -> float:
-    return math.prod(factor for pattern, factor in given if re.fullmatch(pattern, name))
 
 
 def times(tensor: Tensor, factor: float) -> Tensor:

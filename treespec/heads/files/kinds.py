@@ -27,7 +27,8 @@ class HeadKind:
         keys: of its configurations.
         is_meant: whether a configuration and tensors without a name are of this kind; the first kind that says so is
             taken.
-        read_config: the head's shape from a configuration and its tensors.
+        read_config: the head's shape from a configuration and its tensors. `CheckpointError`: a missing or wrong value,
+            or a setting that is not known or not supported.
         head: makes the module from the shape, the embedding [V, H] and the target's ids int64 [W].
         drafter: makes the drafter from a head, the hidden states that it fuses and the longest text it reads.
         write_config: the keys of a head's shape and its hidden states in the speculators library's format.

@@ -15,7 +15,7 @@ from torch import Tensor
 from treespec.drafters.base import SessionSource, single_nodes
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
 from treespec.heads.drafting.depths import DepthDrafts, useful_depth
-from treespec.heads.drafting.root_features import LAST, RootFeatures
+from treespec.heads.drafting.unread_features import LAST, RootFeatures
 from treespec.heads.medusa.files import load_heads
 from treespec.heads.medusa.module import MedusaHeads
 from treespec.protocols import Session, VerifiedStep

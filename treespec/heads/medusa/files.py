@@ -8,7 +8,7 @@ from torch import Tensor
 
 from treespec.errors import CheckpointError, ConfigError
 from treespec.heads.files.checkpoint import ID_DTYPES, read_finite_tensors, some, weight_files
-from treespec.heads.files.config import ConfigReader, read_config
+from treespec.heads.files.config import ConfigReader, config_in
 from treespec.heads.files.keys import LAYER_KEYS, KindKeys, times, words
 from treespec.heads.medusa.module import MedusaHead, MedusaHeads
 
@@ -65,8 +65,7 @@ def load_heads(path: str | Path, output_weight: Tensor | None = None) -> MedusaH
     found = _classify(read_finite_tensors(file), file)
     if output_weight is not None:
         found.setdefault(("shared",), output_weight.detach())
-    config_file = file.with_name("config.json")
-    config = ConfigReader(config_file, read_config(config_file) if config_file.is_file() else {})
+    config = ConfigReader(file.with_name("config.json"), config_in(file.parent))
     KEYS.check(config)
     scale = config.factor("logit_scale")
     found = {key: times(tensor, scale) if key[0] in ("output", "shared") else tensor for key, tensor in found.items()}

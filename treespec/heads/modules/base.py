@@ -1,9 +1,8 @@
 """What all draft heads on a target's hidden states share: `fc` that fuses those, layers, a norm and an output layer."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor, nn
 
@@ -11,7 +10,7 @@ from treespec.heads.modules.layers import LayerConfig
 
 
 @dataclass(frozen=True)
-class HeadConfig(ABC):
+class HeadConfig:
     """The part of a head's shape that all kinds have."""
 
     layer: LayerConfig
@@ -22,15 +21,10 @@ class HeadConfig(ABC):
     hidden_layers: tuple[int, ...] | None = field(default=None, kw_only=True)
     """The target's hidden states that are fused, see `HiddenStates`; None: EAGLE-3's choice."""
 
-    @property
-    def reads_last_state(self) -> bool:
-        """Whether the state that is read is always the target's last one, after its norm."""
-        return False
-
-    @property
-    @abstractmethod
-    def algorithm(self) -> str:
-        """The name of such a head in the speculators library and in vLLM."""
+    algorithm: ClassVar[str]
+    """The name of such a head in the speculators library and in vLLM."""
+    reads_last_state: ClassVar[bool] = False
+    """Whether the state that is read is always the target's last one, after its norm."""
 
 
 Config = TypeVar("Config", bound=HeadConfig)

@@ -7,9 +7,10 @@ the speculators library's `mtp`.
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from treespec.data.tensor_file import open_tensors
 from treespec.errors import CheckpointError, UnsupportedModelError
 from treespec.heads.files.checkpoint import read_finite_tensors, some
-from treespec.heads.files.config import read_config
+from treespec.heads.files.config import config_in
 
 DRAFT_VOCAB = "draft_vocab.json"
 """A list of the target's ids that layers were trained to draft, next to their tensors; other publishers have none."""
@@ -38,12 +39,16 @@ COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 """Ends of names of the target's own embedding and output layer, which some layouts repeat; they are not read."""
 
 
+PARTS = ("embedding_norm", "hidden_norm", "projection", "norm")
+"""What an MTP layer has around its decoder layers."""
+
+
 @dataclass(frozen=True)
 class Layout:
-    """Names of one layout; `{layer}` is the layer's number.
+    """Names of one layout, without `.weight`; `{layer}` is the layer's number, a dot in front stands for `block`.
 
     Args:
-        block: what the names of a decoder layer's tensors begin with.
+        block: of a decoder layer.
         embedding_norm, hidden_norm, projection: of the layer's inputs.
         norm: of its output; None: there is none.
         is_hidden_first: `projection` reads the state before the embedding.
@@ -63,60 +68,31 @@ class Layout:
     is_speculators: bool = False
     is_one_layer: bool = False
 
+    def tensor(self, part: str, number: int) -> str | None:
+        """What one of `PARTS` is called in the layer of this number; None: the layout has none."""
+        name = getattr(self, part)
+        return name and f"{self.block * name.startswith('.')}{name}.weight".format(layer=number)
 
+
+MIMO = Layout(
+    "mimo",
+    "mtp_layers.{layer}",
+    ".token_layernorm",
+    ".hidden_layernorm",
+    ".input_proj",
+    ".final_layernorm",
+    is_hidden_first=True,
+)
+QWEN = Layout("qwen", "mtp.layers.{layer}", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
+ERNIE = ("mtp_block.{layer}", "mtp_emb_norm.{layer}", "mtp_hidden_norm.{layer}", "mtp_linear_proj.{layer}")
 LAYOUTS = (
-    Layout(
-        name="deepseek",
-        block="layers.{layer}.",
-        embedding_norm="layers.{layer}.enorm.weight",
-        hidden_norm="layers.{layer}.hnorm.weight",
-        projection="layers.{layer}.eh_proj.weight",
-        norm="layers.{layer}.shared_head.norm.weight",
-        is_after_target=True,
-    ),
-    Layout(
-        name="qwen",
-        block="mtp.layers.{layer}.",
-        embedding_norm="mtp.pre_fc_norm_embedding.weight",
-        hidden_norm="mtp.pre_fc_norm_hidden.weight",
-        projection="mtp.fc.weight",
-        norm="mtp.norm.weight",
-    ),
-    Layout(
-        name="mimo",
-        block="mtp_layers.{layer}.",
-        embedding_norm="mtp_layers.{layer}.token_layernorm.weight",
-        hidden_norm="mtp_layers.{layer}.hidden_layernorm.weight",
-        projection="mtp_layers.{layer}.input_proj.weight",
-        norm="mtp_layers.{layer}.final_layernorm.weight",
-        is_hidden_first=True,
-    ),
-    Layout(  # The names are MiMo's, the order is Qwen's, from whose checkpoints the library takes them.
-        name="speculators",
-        block="mtp_layers.{layer}.",
-        embedding_norm="mtp_layers.{layer}.token_layernorm.weight",
-        hidden_norm="mtp_layers.{layer}.hidden_layernorm.weight",
-        projection="mtp_layers.{layer}.input_proj.weight",
-        norm="mtp_layers.{layer}.final_layernorm.weight",
-        is_speculators=True,
-    ),
-    Layout(
-        name="ernie",
-        block="mtp_block.{layer}.",
-        embedding_norm="mtp_emb_norm.{layer}.weight",
-        hidden_norm="mtp_hidden_norm.{layer}.weight",
-        projection="mtp_linear_proj.{layer}.weight",
-        norm=None,
-    ),
-    Layout(
-        name="nemotron",
-        block="mtp.layers.{layer}.",
-        embedding_norm="mtp.layers.{layer}.enorm.weight",
-        hidden_norm="mtp.layers.{layer}.hnorm.weight",
-        projection="mtp.layers.{layer}.eh_proj.weight",
-        norm="mtp.layers.{layer}.final_layernorm.weight",
-        is_one_layer=True,
-    ),
+    Layout("deepseek", "layers.{layer}", ".enorm", ".hnorm", ".eh_proj", ".shared_head.norm", is_after_target=True),
+    QWEN,
+    MIMO,
+    # The names are MiMo's, the order is Qwen's, from whose checkpoints the library takes them.
+    replace(MIMO, name="speculators", is_hidden_first=False, is_speculators=True),
+    Layout("ernie", *ERNIE, norm=None),
+    Layout("nemotron", "mtp.layers.{layer}", ".enorm", ".hnorm", ".eh_proj", ".final_layernorm", is_one_layer=True),
 )
 
 
@@ -172,16 +148,20 @@ def read_draft_vocab(folder: Path, vocab_size: int) -> list[int] | None:
         ids = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
-    is_sound = isinstance(ids, list) and all(type(token) is int and 0 <= token < vocab_size for token in ids)
-    if not is_sound or not ids or len(set(ids)) < len(ids):
+    if not are_different_ids(ids, vocab_size):
         raise CheckpointError(f"{file} must be a list of different token ids below {vocab_size}")
     return ids
 
 
+def are_different_ids(ids: Any, vocab_size: int) -> bool:
+    """Whether these are one or more ids below `vocab_size`, each once."""
+    is_sound = isinstance(ids, Sequence) and all(type(token) is int and 0 <= token < vocab_size for token in ids)
+    return is_sound and 0 < len(ids) == len(set(ids))
+
+
 def is_speculators_mtp(folder: Path) -> bool:
     """Whether the files are MTP layers that the speculators library wrote."""
-    config = folder / "config.json"
-    return config.is_file() and read_config(config).get("speculators_model_type") == "mtp"
+    return config_in(folder).get("speculators_model_type") == "mtp"
 
 
 def _plain(name: str) -> str:
@@ -201,9 +181,7 @@ def _dequantized(tensors: dict[str, Tensor], folder: Path, dtype: torch.dtype) -
     names = [name for name in tensors if name.endswith(SCALES) and name.rpartition("_scale")[0] in tensors]
     if not names:
         return tensors
-    config = folder / "config.json"
-    settings = read_config(config).get("quantization_config") if config.is_file() else None
-    sizes = (settings or {}).get("weight_block_size") or BLOCK
+    sizes = (config_in(folder).get("quantization_config") or {}).get("weight_block_size") or BLOCK
     for name in names:
         scales, weight = tensors.pop(name), tensors[name.rpartition("_scale")[0]]
         if scales.numel() > 1 and scales.shape != (len(weight), 1):
@@ -224,7 +202,7 @@ def _layout(folder: Path, tensors: Mapping[str, Tensor], num_hidden_layers: int)
         if layout.is_speculators is not is_speculators:
             continue
         first = num_hidden_layers if layout.is_after_target else 0
-        if layout.projection.format(layer=first) in tensors:
+        if layout.tensor("projection", first) in tensors:
             return layout, first
     names = ", ".join(layout.name for layout in LAYOUTS)
     found = some(sorted(tensors))
@@ -234,29 +212,20 @@ def _layout(folder: Path, tensors: Mapping[str, Tensor], num_hidden_layers: int)
 def _take_layers(layout: Layout, tensors: dict[str, Tensor], first: int, folder: Path) -> list[MtpTensors]:
     """All layers, in their order; what they have is taken out of `tensors`."""
 
-    def take(template: str, number: int) -> Tensor:
-        name = template.format(layer=number)
-        if name not in tensors:
+    def find(part: str, number: int) -> Any:
+        name = layout.tensor(part, number)
+        if name is not None and name not in tensors:
             raise CheckpointError(f"{folder} lacks {name}, which MTP layers of the {layout.name} layout have")
-        return tensors[name]
+        return None if name is None else tensors[name]
 
     count = 0
-    while any(name.startswith(layout.block.format(layer=first + count)) for name in tensors):
+    while any(name.startswith(_prefix(layout, first + count)) for name in tensors):
         count += 1
     numbers = range(first, first + count)
     groups = [numbers] if layout.is_one_layer else [range(number, number + 1) for number in numbers]
-    own = [
-        {
-            "embedding_norm": take(layout.embedding_norm, group[0]),
-            "hidden_norm": take(layout.hidden_norm, group[0]),
-            "projection": take(layout.projection, group[0]),
-            "norm": None if layout.norm is None else take(layout.norm, group[-1]),
-        }
-        for group in groups
-    ]
-    templates = (layout.embedding_norm, layout.hidden_norm, layout.projection, layout.norm or "")
-    for name in [template.format(layer=number) for template in templates for number in numbers]:
-        tensors.pop(name, None)
+    own = [{part: find(part, group[-1 if part == "norm" else 0]) for part in PARTS} for group in groups]
+    for name in [layout.tensor(part, number) for part in PARTS for number in numbers]:
+        tensors.pop(name or "", None)
     return [
         MtpTensors(**parts, blocks=tuple(_take_block(layout, tensors, number) for number in group))
         for parts, group in zip(own, groups, strict=True)
@@ -264,6 +233,10 @@ def _take_layers(layout: Layout, tensors: dict[str, Tensor], first: int, folder:
 
 
 def _take_block(layout: Layout, tensors: dict[str, Tensor], number: int) -> dict[str, Tensor]:
-    prefix = layout.block.format(layer=number)
+    prefix = _prefix(layout, number)
     names = [name for name in tensors if name.startswith(prefix)]
     return {name.removeprefix(prefix): tensors.pop(name) for name in names}
+
+
+def _prefix(layout: Layout, number: int) -> str:
+    return layout.block.format(layer=number) + "."

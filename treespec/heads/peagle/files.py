@@ -29,10 +29,7 @@ KEYS = replace(
 
 
 def peagle_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> PEagleConfig:
-    """The head's shape.
-
-    Raises `CheckpointError`: a missing or wrong value, or a setting that is not known or not supported.
-    """
+    """See `HeadKind`."""
     shape = eagle3_shape(KEYS, config, tensors)
     key = next((key for key in MASK_TOKENS if config.get(key) is not None), MASK_TOKENS[0])
     mask_token = config.integer(key, least=0, most=shape["vocab_size"] - 1)

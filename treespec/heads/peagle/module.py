@@ -19,10 +19,7 @@ class PEagleConfig(Eagle3Config):
     mask_token: int = 0  # The input id where the token is not known.
     num_depths: int = 8  # D, how many tokens a pass drafts.
 
-    @property
-    def algorithm(self) -> str:
-        """See `HeadConfig`."""
-        return "peagle"
+    algorithm = "peagle"
 
 
 class PEagleHead(Eagle3Head):

@@ -5,12 +5,11 @@ from typing import Any
 
 import transformers
 from transformers import CONFIG_MAPPING, PreTrainedModel
-from transformers.utils import CONFIG_NAME
 
 from treespec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from treespec.heads.assistant.drafter import Assistant
 from treespec.heads.assistant.module import AssistantConfig, AssistantHead, SharedLayer
-from treespec.heads.files.config import read_config
+from treespec.heads.files.config import config_in
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.loading.formats import Format
 from treespec.hf.loading.models import load_model
@@ -23,8 +22,7 @@ def is_assistant(source: Any) -> bool:
     """Whether a folder or a model is an assistant, by its configuration; False where there is none."""
     if isinstance(source, PreTrainedModel):
         return source.config.model_type in TYPES
-    file = source / CONFIG_NAME if isinstance(source, Path) else None
-    return file is not None and file.is_file() and read_config(file).get("model_type") in TYPES
+    return isinstance(source, Path) and config_in(source).get("model_type") in TYPES
 
 
 def load_assistant(

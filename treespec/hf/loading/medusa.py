@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from treespec.errors import ConfigError
-from treespec.heads.files.config import read_config
+from treespec.heads.files.config import config_in
 from treespec.heads.medusa.drafter import Medusa
 from treespec.hf.introspect import model_facts
 from treespec.hf.loading.formats import Format
@@ -21,8 +21,7 @@ def is_medusa(source: Any) -> bool:
         return False
     if source.match(FILES) or any(source.glob(FILES)):
         return True
-    file = source / "config.json"
-    config = read_config(file) if file.is_file() else {}
+    config = config_in(source)
     return config.get("model_type") == "medusa" or not KEYS.isdisjoint(config)
 
 

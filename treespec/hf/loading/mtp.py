@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from treespec.errors import CheckpointError, UnsupportedModelError
 from treespec.heads.mtp.drafter import Mtp
-from treespec.heads.mtp.files import DRAFT_VOCAB, LAYOUTS, MtpTensors, is_speculators_mtp, read_draft_vocab, read_mtp
+from treespec.heads.mtp.files import DRAFT_VOCAB, QWEN, MtpTensors, is_speculators_mtp, read_draft_vocab, read_mtp
 from treespec.heads.mtp.module import MtpHead, NormScales
 from treespec.hf.introspect import ModelFacts, model_facts
 from treespec.hf.loading.formats import MTP, Format
@@ -19,7 +19,6 @@ from treespec.hf.loading.mtp_layers import build_mtp, last_norm
 
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """What configurations call the number of MTP layers."""
-QWEN = next(layout for layout in LAYOUTS if layout.name == "qwen")
 
 
 def load_mtp(

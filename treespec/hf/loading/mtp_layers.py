@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from treespec.checks import check_count
 from treespec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from treespec.heads.files.checkpoint import some
-from treespec.heads.mtp.files import Layout, MtpTensors
+from treespec.heads.mtp.files import Layout, MtpTensors, are_different_ids
 from treespec.heads.mtp.module import MtpConfig, MtpHead, MtpLayer
 from treespec.hf.introspect import CACHE_ARGUMENTS, ModelFacts
 from treespec.hf.loading.models import quiet_transformers
@@ -183,13 +183,11 @@ def _target_ids(draft_vocab: int | Sequence[int] | None, vocab_size: int) -> Ten
         return torch.arange(vocab_size, device="cpu")
     if isinstance(draft_vocab, int):
         return torch.arange(min(check_count("draft_vocab", draft_vocab), vocab_size), device="cpu")
-    ids = list(draft_vocab) if isinstance(draft_vocab, Sequence) else []
-    is_sound = all(type(token) is int and 0 <= token < vocab_size for token in ids)
-    if not ids or not is_sound or len(set(ids)) < len(ids):
+    if not are_different_ids(draft_vocab, vocab_size):
         raise ConfigError(
             f"draft_vocab must be a count, or different token ids below {vocab_size}, got {draft_vocab!r}"
         )
-    return torch.tensor(ids, dtype=torch.int64, device="cpu")
+    return torch.tensor(list(draft_vocab), dtype=torch.int64, device="cpu")
 
 
 def _rows(output: Any, target_ids: Tensor) -> nn.Linear:
