@@ -67,6 +67,9 @@ def test_what_no_random_source_could_do_is_refused() -> None:
     rng.pick(3, np.ones(2))
     with pytest.raises(AssertionError, match="draw of node 3 is used twice"):
         rng.pick(3, np.ones(2))
+    rng.flip(3, 0.5)
+    with pytest.raises(AssertionError, match="coin of node 3 is used twice"):
+        rng.flip(3, 0.5)
 
 
 def test_the_oracle_reports_a_known_error_exactly() -> None:
