@@ -1,8 +1,6 @@
 """A new drafter is one new file and one line, which registers it: whatever takes drafters by name takes it."""
 
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -82,16 +80,6 @@ def test_a_name_that_commands_or_configurations_take_otherwise_is_refused(name):
 def test_drafters_kinds_and_formats_share_no_name(toy, registry, name):
     with pytest.raises(ConfigError, match=rf"called '{name}' is there already"):
         registry.register(name, "my_package.my_module:PART")
-
-
-def test_names_are_refused_before_the_kinds_and_formats_are_loaded():
-    code = (
-        "from treespec.drafters.registry import DRAFTERS\n"
-        "before = {use: set(names) for use, names in DRAFTERS.taken.items()}\n"
-        "import treespec.hf.loading.formats\n"
-        "assert before == {use: set(names) for use, names in DRAFTERS.taken.items()}, DRAFTERS.taken\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_registered_name_that_ends_as_vllms_older_ones_is_taken_as_it_is():

@@ -364,30 +364,3 @@ def test_merge_refuses_values_that_are_not_finite(value):
 def test_the_snippet_of_the_docs_runs():
     names = run_snippet("Several drafters in one tree")
     assert names["speculation"].stats.mean_acceptance_length > 1.2
-
-
-def test_a_voter_that_is_alone_is_its_own_distribution():
-    """Its remaining probability is that of none of the children; its weight matters only together with other voters."""
-    group = SiblingGroup([{0: Vote(0, 0.6)}, {0: Vote(1, 0.3)}], [0], 1)
-    for weight in (1.0, 0.3):
-        assert OpinionPool([weight, 1.0]).probs(group) == pytest.approx([0.6, 0.3])
-
-
-def test_an_omission_counts_against_a_child():
-    """A token is worth less where another drafter votes for other children, the less the more confident that is."""
-    alone = OpinionPool([1.0, 1.0]).probs(SiblingGroup([{1: Vote(0, 0.5)}], [1], 1))[0]
-    shares = [
-        OpinionPool([1.0, 1.0]).probs(SiblingGroup([{1: Vote(0, 0.5)}, {0: Vote(0, prob)}], [0, 1], 1))[0]
-        for prob in (0.3, 0.6, 0.9)
-    ]
-    assert alone > shares[0] > shares[1] > shares[2]
-
-
-def test_pruned_tokens_are_learned_from():
-    """A drafter none of whose nodes is kept is still compared with the outcome."""
-    merge = Merge([Fixed(drafted(1, prob=0.9)), Fixed(drafted(2, prob=0.1))])
-    loop = run(merge, lambda _: [1], 0)
-    assert loop.propose().tokens.tolist() == [[0, 1]]
-    for _ in range(30):
-        loop.step(loop.propose(), emit=[[2, 0]])
-    assert loop.propose().tokens.tolist() == [[0, 2]]
