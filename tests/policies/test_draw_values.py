@@ -147,12 +147,3 @@ def test_best_first_has_the_distribution_of_the_heap(budget, ranking):
             probs[drawn_tree(tree)] += float(weight)
     assert len(expected) > 3
     assert found == pytest.approx(expected, abs=1e-12)
-
-
-def test_ranked_by_acceptance_flat_distributions_give_deeper_trees():
-    """Ranked by visits most nodes hang off the root."""
-    depths = []
-    for policy in (BestFirst(8), dyspec(8)):
-        batch = policy.grow(TableSource([0] * 100, TableLM(12, seed=3, scale=0.5), dtype=torch.float64), 8)
-        depths.append(float(batch.depths.max(1).values.double().mean()))
-    assert depths[0] > depths[1] + 1

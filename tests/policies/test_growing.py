@@ -16,7 +16,6 @@ from treespec.errors import ConfigError
 from treespec.literature import SpecExec, StochasticBeam
 from treespec.policies import BestFirst, Chain, KAry, Paths, TreeBuilder, as_policy
 from treespec.policies.heap import grow_best_first
-from treespec.protocols import Proposal
 from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree
 
 SCHEMES = [SELECTED, IID, WITHOUT_REPLACEMENT, MIXED]
@@ -200,20 +199,6 @@ def test_a_beam_and_a_depth_bound_the_passes():
     assert len(small.widths) == 1, "no second level can enter the best three"
 
 
-class VectorSource:
-    """A `DraftSource` of first-order distributions without a Python loop, as on an accelerator."""
-
-    def __init__(self, probs, num_rows, is_sampling, num_candidates=None):
-        self.draft_probs, self.is_sampling, self.num_candidates = probs, is_sampling, num_candidates
-        self.root_tokens = torch.arange(num_rows)
-        self.generator, self.num_passes = torch.Generator().manual_seed(0), 0
-
-    def expand(self, frontier):
-        self.num_passes += 1
-        probs = self.draft_probs[frontier.tokens]
-        return Proposal(probs) if self.num_candidates is None else Proposal(*probs.topk(self.num_candidates, dim=-1))
-
-
 @pytest.mark.parametrize("num_candidates", [None, 3])
 @pytest.mark.parametrize("is_sampling", [True, False])
 @pytest.mark.parametrize(
@@ -232,10 +217,9 @@ class VectorSource:
 def test_the_host_reads_once_per_pass(policy, is_sampling, num_candidates, monkeypatch):
     reads = []
     monkeypatch.setattr(children_module, "download", lambda *tensors: reads.append(1) or list(tensors))
-    probs = (2 * torch.randn(6, 6, generator=torch.Generator().manual_seed(2))).softmax(-1)
-    source = VectorSource(probs, 3, is_sampling, num_candidates)
+    source = TableSource([0, 1, 2], TableLM(6), is_sampling, num_candidates)
     assert policy.grow(source, 4).max_nodes <= policy.max_nodes
-    assert len(reads) == source.num_passes > 1
+    assert len(reads) == len(source.widths) > 1
 
 
 @pytest.mark.parametrize(("children", "scheme"), [("auto", SELECTED), (IID, None), (WITHOUT_REPLACEMENT, None)])
