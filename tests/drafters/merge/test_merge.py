@@ -185,6 +185,18 @@ def test_a_weight_follows_the_gradient_of_the_outcome():
         assert moved == pytest.approx(slopes, rel=1e-3)
 
 
+def test_every_vote_for_a_child_is_calibrated():
+    """Both drafters' first choices are right ten times over: both are believed more, and wrong ones less."""
+    group = SiblingGroup([{0: Vote(0, 0.3), 1: Vote(0, 0.3)}, {1: Vote(1, 0.3)}], [0, 1], 1)
+    pool = OpinionPool([1.0, 1.0])
+    for _ in range(10):
+        pool.update(group, 0)
+    for voter, rank, is_right in ((0, 0, True), (1, 0, True), (1, 1, False)):
+        vote = Vote(rank, 0.3)
+        believed = pool.calibration.estimate(0.3, vote_cells(voter, 1, vote))
+        assert believed > 0.32 if is_right else believed < 0.3, (voter, rank)
+
+
 def test_weights_move_less_with_every_outcome_and_are_never_negative():
     group = SiblingGroup([{0: Vote(0, 0.6)}, {1: Vote(0, 0.6)}], [0, 1], 1)
     pool = OpinionPool([0.01, 1.0])
