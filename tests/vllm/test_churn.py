@@ -55,8 +55,11 @@ def test_class_paths_serve_without_the_entry_point(tmp_path: Path) -> None:
     assert found["refused"][1]["reason"] == "error"
 
 
-def test_layers_with_and_without_a_window_share_their_blocks(tmp_path: Path) -> None:
-    tiny_gemma3(tmp_path, VOCAB)
+@pytest.mark.parametrize("make", [tiny_gemma3, tiny_gpt_oss])
+def test_layers_with_and_without_a_window_share_their_blocks(
+    tmp_path: Path, make: Callable[[Path, int], object]
+) -> None:
+    make(tmp_path, VOCAB)
     engine = {**ENGINE, "model": str(tmp_path)}
     jobs = {"churn": {"churn": random_requests(60, VOCAB, seed=2), "has_aborts": False}}
     plain = run_jobs({**engine, "num_gpu_blocks_override": 20}, jobs)

@@ -50,12 +50,13 @@ FORMS = "'auto', a number of nodes from 2 on, the root included, or rank paths s
         ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
         *(
             ({"tree": tree, "num_speculative_tokens": 7}, f"tree must be {FORMS}, got {tree!r}")
-            for tree in (0, 1, True, 8.0, "8", None)
+            for tree in (0, 1, True, 8.0, "8", None, "Auto", "", {"a": 1})
         ),
         ({"num_speculative_tokens_per_batch_size": [[1, 4, 3]]}, "tree='auto', the default, chooses"),
         ({"tree": 9, "num_speculative_tokens": 7}, "num_speculative_tokens=8"),
         ({"tree": 9, "speculative_token_tree": "[(0,)]"}, "not both"),
         ({"warm_start": 1}, "warm_start"),
+        ({"allow_untested": "yes"}, "allow_untested"),
         ({"head": 1}, "head must be"),
         ({"drafter": "head"}, "needs head="),
         ({"head": "SmolLM2-135M-Instruct", "drafter": "suffix"}, "drafter='head' or 'merge'"),
@@ -209,6 +210,12 @@ def test_real_arguments_become_a_configuration(tmp_path: Path, monkeypatch: pyte
 def test_a_key_that_is_given_twice_is_refused() -> None:
     args = engine_args(speculative_config={"method": "treespec", "num-speculative-tokens": 7}, spec_tokens=7)
     with pytest.raises(ConfigError, match=r"spec_tokens and speculative_config\['num_speculative_tokens'\] mean"):
+        configure(args, True)
+    both = {"num-speculative-tokens": 7, "num_speculative_tokens": 8}
+    with pytest.raises(ConfigError, match="keys with - and with _ mean the same"):
+        configure(engine_args(speculative_config={"method": "treespec", **both}), True)
+    args = engine_args(speculative_config={"method": "treespec"}, additional_config={"treespec": {"tree": 4}})
+    with pytest.raises(ConfigError, match=r"speculative_config and additional_config\['treespec'\] mean the same"):
         configure(args, True)
 
 

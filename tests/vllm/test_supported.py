@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import pkgutil
 from dataclasses import asdict
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,12 +96,19 @@ def test_this_vllm_and_a_plain_configuration_are_served() -> None:
         ({"model_config__attention_chunk_size": 8192}, "Llama 4"),
         ({"model_config__rswa_window": 128}, "reference sliding window"),
         ({"cache_config__kv_sharing_fast_prefill": True}, "kv_sharing_fast_prefill"),
-        ({"scheduler_config__async_scheduling": True}, "asynchronous scheduling.* --no-async-scheduling"),
+        ({"scheduler_config__async_scheduling": True}, "asynchronous scheduling: .* --no-async-scheduling"),
     ],
 )
 def test_configurations_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModeError, match=message):
         check_config(config(**change))  # pyright: ignore[reportArgumentType]
+
+
+def test_installed_logits_processors_are_refused_as_vllm_leaves_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = metadata.EntryPoint("mine", "my_package:Processor", "vllm.logits_processors")
+    monkeypatch.setattr(supported, "entry_points", lambda group: [installed] if group == installed.group else [])
+    with pytest.raises(UnsupportedModeError, match=r"entry points vllm\.logits_processors, which vLLM leaves out"):
+        check_config(config())  # pyright: ignore[reportArgumentType]
 
 
 def test_without_graphs_any_way_of_compiling_is_served() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from treespec.checks import AUTO, check_count
+from treespec.checks import AUTO, check_count, check_flag
 from treespec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_count("num_speculative_tokens", self.num_speculative_tokens)
+        check_flag("allow_untested", self.allow_untested)
         self._check_drafter()
         for name in ("warm_start", *READERS, "revision"):
             if (value := getattr(self, name)) is not None and not (isinstance(value, str) and value):
@@ -148,7 +149,7 @@ def _policy(tree: Any) -> TreePolicy:
     from treespec.policies import as_policy
 
     is_size = isinstance(tree, int) and not isinstance(tree, bool) and tree > 1
-    if not is_size and (not isinstance(tree, (str, list, tuple)) or str(tree).isdecimal()):
+    if not is_size and not isinstance(tree, (list, tuple)) and str(tree).strip()[:1] not in ("[", "("):
         forms = "'auto', a number of nodes from 2 on, the root included, or rank paths such as [(0,), (1,), (0, 0)]"
         raise ConfigError(f"tree must be {forms}, got {tree!r}")
     return as_policy(tree)

@@ -57,20 +57,24 @@ def configure(engine_args: Any, is_cpu: bool) -> None:
 
     Raises `ConfigError`: another worker or scheduler, a key that is given twice, or see `asked_of`.
     """
-    given = {key.replace("-", "_"): value for key, value in (engine_args.speculative_config or {}).items()}
+    config, more = engine_args.speculative_config or {}, engine_args.additional_config or {}
+    given = {key.replace("-", "_"): value for key, value in config.items()}
     flags = {flag: value for flag in FLAGS if (value := getattr(engine_args, flag, None)) is not None}
     if (options := asked_of({**given, **{FLAGS[flag]: value for flag, value in flags.items()}})) is None:
         return
+    twice = [f"{flag} and speculative_config[{FLAGS[flag]!r}]" for flag in flags if FLAGS[flag] in given]
+    twice += ["keys with - and with _"] * (len(given) < len(config))
+    twice += ["speculative_config and additional_config['treespec']"] * (METHOD in more)
+    if twice:
+        raise ConfigError(f"{twice[0]} mean the same: leave one of them out")
     for flag in flags:
-        if FLAGS[flag] in given:
-            raise ConfigError(f"{flag} and speculative_config[{FLAGS[flag]!r}] mean the same: leave one of them out")
         setattr(engine_args, flag, None)
     for name, needed in {"scheduler_cls": SCHEDULER, "worker_cls": CPU_WORKER if is_cpu else WORKER}.items():
         if (found := getattr(engine_args, name)) not in (None, "auto", needed):
             raise ConfigError(f"method 'treespec' needs {name}={needed!r}, got {found!r}: leave {name} out")
         setattr(engine_args, name, needed)
     engine_args.speculative_config = {"model": PROPOSER, "num_speculative_tokens": options.num_speculative_tokens}
-    engine_args.additional_config = {**(engine_args.additional_config or {}), METHOD: asdict(options)}
+    engine_args.additional_config = {**more, METHOD: asdict(options)}
     if is_cpu:
         engine_args.block_size = engine_args.block_size or CPU_BLOCK
     elif not engine_args.enforce_eager and engine_args.compilation_config.cudagraph_mode is None:

@@ -24,10 +24,7 @@ class Streams:
     def uniforms(
         self, trees: TreeBatch, seeds: Sequence[int | None], lengths: Sequence[int], is_by_depth: bool = True
     ) -> tuple[Uniforms, Uniforms]:
-        """Coins and draws, float64 [B, N], for requests that have emitted `lengths` tokens.
-
-        `is_by_depth`: the rule draws at most one token per depth.
-        """
+        """Coins and draws, float64 [B, N], after `lengths` tokens; `is_by_depth`: one draw per depth suffices."""
         coins, draws = self._shared.random((2, *trees.tokens.shape))
         for row, (seed, length) in enumerate(zip(seeds, lengths, strict=True)):
             if seed is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.metadata import entry_points
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
+from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP
 
 from treespec.errors import UnsupportedModeError
 from treespec.vllm.options import METHOD
@@ -45,8 +47,8 @@ def check_config(config: VllmConfig) -> None:
         f"CUDA graphs that contain the writing of keys and values, which segments change: leave out splitting_ops and "
         f"use_inductor_graph_partition, or name {KV_UPDATE} in splitting_ops": has_writes,
         "processed logprobs: set logprobs_mode to raw_logprobs": model.logprobs_mode.startswith("processed"),
-        "asynchronous scheduling, which does not wait for the tokens that trees are drafted from: write "
-        "--no-async-scheduling": bool(config.scheduler_config.async_scheduling),
+        f"entry points {LOGITSPROCS_GROUP}, which vLLM leaves out": bool(entry_points(group=LOGITSPROCS_GROUP)),
+        "asynchronous scheduling: write --no-async-scheduling": bool(config.scheduler_config.async_scheduling),
     }
     for what, is_refused in refused.items():
         refuse(is_refused, what)

@@ -56,10 +56,7 @@ class FlatProbs:
 def verify_sampled(
     rule: VerificationRule, trees: TreeBatch, target: FlatProbs, coins: Uniforms, draws: Uniforms
 ) -> list[Verdict]:
-    """See `verify_batch`; on a CPU only the nodes that the rule visits get a distribution.
-
-    vLLM binds its threads there and warns when their number is set, which `verify_batch` does.
-    """
+    """See `verify_batch`, which sets the number of threads: on CPUs vLLM binds them, and nodes are visited singly."""
     if target.device.type != "cpu":
         return verify_batch(rule, trees, target, coins, draws)
     chances = map(GivenUniforms, coins.tolist(), draws.tolist())

@@ -37,10 +37,7 @@ def check_classes(config: VllmConfig) -> None:
 
 
 class WithTrees:
-    """Mixin placed before vLLM's worker in the MRO; the worker itself makes a runner with trees.
-
-    Classes have `backends`, attention by vLLM's names, see `attention.py`, and `runner`, the runner's class.
-    """
+    """Mixin before vLLM's worker in the MRO: the `backends` of attention.py by vLLM's names, and the class `runner`."""
 
     def init_device(self: Any) -> None:
         """vLLM's, with the segments' backends. Raises `TreespecError`: see the checks."""
