@@ -1,8 +1,9 @@
 """How add-ons come into a call: by name, loaded when they are needed; and `AddOn`, what they may change of it.
 
-`AddOn` is for what lasts one call. Three things that also meet the target's passes last longer, and each has its own
-way in: a model keeps its attention from call to call (`serve_attention` in `attention/folded.py`), a `TreeSpeculation`
-its compiled passes (`Options.compiled`), and where a weight lies is asked of each weight (`weights.py`).
+`AddOn` is for what acts before and after the passes of one call, as constraints do. A hook around a pass would serve
+none of the others, which act elsewhere: attention inside the layers (`serve_attention` in `attention/folded.py`),
+compiled passes as another scorer with its own cache (`Options.compiled`), processes that agree before a pass (`ranks`),
+and offloading, which is asked where each weight lies (`weights.py`).
 """
 
 from collections.abc import Callable, Sequence

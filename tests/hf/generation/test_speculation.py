@@ -8,14 +8,16 @@ import pytest
 import torch
 from helpers.medusa_files import random_heads
 from helpers.tiny import identical, noisy_copy, padded, prompt, tiny_llama
-from transformers import BartConfig, BartForCausalLM, DynamicCache, StaticCache
+from transformers import BartConfig, BartForCausalLM, DynamicCache, StaticCache, SuppressTokensLogitsProcessor
 from transformers.cache_utils import DynamicLayer
 from transformers.generation.streamers import BaseStreamer
 
 import treespec
 from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.heads import Medusa
+from treespec.hf.add_ons import AddOn
 from treespec.hf.introspect import CACHE_NAME, cache_in
+from treespec.hf.loading.as_drafter import as_drafter
 from treespec.lab.selftest.drafters import Planted
 
 NUM_NEW = 24
@@ -290,6 +292,34 @@ def test_an_observer_of_ones_own_sees_every_token_and_changes_nothing(target, dr
     treespec.generate(target, speculation=speculation, **inputs, **OPTIONS)
     assert listeners[0].tokens == [row + row for row in new]
     assert listeners[0].num_calls == 2
+
+
+class Redrafted(AddOn):
+    """Drafts with another drafter, and forbids a token."""
+
+    def __init__(self, drafter, token):
+        self._drafter, self._token, self.num_steps = drafter, token, 0
+
+    def for_draft(self, drafter):
+        return self._drafter
+
+    def for_paths(self, processors):
+        return [*processors, SuppressTokensLogitsProcessor([self._token])]
+
+    def on_step(self, step):
+        self.num_steps += 1
+
+
+def test_add_ons_among_the_observers_change_the_parts_of_a_call(target, draft):
+    plain = target.generate(prompt(2), **OPTIONS)
+    token = int(plain[0, prompt(2).shape[1]])
+    add_on = Redrafted(as_drafter(draft), token)
+    speculation = treespec.TreeSpeculation(treespec.SuffixLookup(), tree=8, observers=[add_on])
+    out = target.generate(prompt(2), custom_generate=speculation, **OPTIONS)
+    assert torch.equal(out, target.generate(prompt(2), suppress_tokens=[token], **OPTIONS))
+    assert not torch.equal(out, plain)
+    assert add_on.num_steps > 0
+    assert speculation.stats.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("observers", [treespec.Observer(), ["a bar"], [treespec.Observer], None])

@@ -24,8 +24,8 @@ def run_of(call: Call, outputs: Outputs) -> Run:
     Raises `TreespecError`: see `make_target`, `path_processors`, `Run`.
     """
     target, drafter, processors = make_target(call), call.drafter, call.processors
-    vocab_size, add_ons = target.vocab_size, list(_constraints(call))
-    for add_on in add_ons:
+    vocab_size, constraints = target.vocab_size, list(_constraints(call))
+    for add_on in [*constraints, *(one for one in call.observers if isinstance(one, AddOn))]:
         drafter, processors = add_on.for_draft(drafter), add_on.for_paths(processors)
     return Run(
         target,
@@ -46,7 +46,7 @@ def run_of(call: Call, outputs: Outputs) -> Run:
         processors=path_processors(processors, call.input_ids, call.mask, vocab_size),
         is_sampling=bool(call.config.do_sample),
         seed=call.seed,
-        observers=[outputs, *add_ons, *watchers(call)],
+        observers=[outputs, *constraints, *watchers(call)],
         ranks=call.facts.ranks,
     )
 

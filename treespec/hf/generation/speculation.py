@@ -86,7 +86,7 @@ class TreeSpeculation:
             compilation per number of rows, power of two up to the widest tree, and of the text's length. "auto": where
             that was measured to be faster, once per model and machine (minutes, with a bar), and the call allows it.
         record_steps: keep one `StepRecord` per step of the last call in `steps`.
-        observers: what watches every call, see `Observer`.
+        observers: what watches every call, see `Observer`; `AddOn`s among them also change its parts.
 
     Attributes:
         options: an `Options`, frozen; assign `dataclasses.replace(speculation.options, seed=1)` to change one.

@@ -32,7 +32,7 @@ class PromptInputs:
     """
 
     ids: Int[Tensor, "B P"]
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
 
     @property
     def has_features(self) -> bool:
@@ -74,7 +74,7 @@ class ReadPrompt:
         return self if self.offsets is None else ReadPrompt(self.offsets.index_select(-1, rows))
 
 
-def prompt_inputs(input_ids: Int[Tensor, "B P"], model_kwargs: Mapping[str, Any]) -> PromptInputs:
+def prompt_inputs(input_ids: Int[Tensor, "B P"], model_kwargs: Mapping[str, object]) -> PromptInputs:
     """What plain `generate` reads the prompt with."""
     arguments = {name: value for name, value in model_kwargs.items() if name not in OUTPUTS.union(CACHE_ARGUMENTS)}
     return PromptInputs(input_ids, arguments)
