@@ -139,7 +139,7 @@ def test_every_option_is_known_to_be_served_plainly_or_not():
     assert {field.name for field in fields(Options)} == SERVED_PLAINLY | alone
 
 
-@pytest.mark.parametrize("options", ALONE, ids=str)
+@pytest.mark.parametrize("options", ALONE, ids=lambda options: next(iter(options)))
 def test_what_speculation_alone_has_is_had(model, always_plain, options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     speculation = treespec.speed_up(model, **options)
