@@ -45,7 +45,7 @@ PARTS = ("embedding_norm", "hidden_norm", "projection", "norm")
 
 @dataclass(frozen=True)
 class Layout:
-    """Names of one layout, without `.weight`; `{layer}` is the layer's number, a dot in front stands for `block`.
+    """Names of one layout, without `.weight`; `{layer}` is the layer's number, and `block` is before a name with a dot.
 
     Args:
         block: of a decoder layer.
@@ -70,8 +70,10 @@ class Layout:
 
     def tensor(self, part: str, number: int) -> str | None:
         """What one of `PARTS` is called in the layer of this number; None: the layout has none."""
-        name = getattr(self, part)
-        return name and f"{self.block * name.startswith('.')}{name}.weight".format(layer=number)
+        if (name := getattr(self, part)) is None:
+            return None
+        begin = self.block if name.startswith(".") else ""
+        return f"{begin}{name}.weight".format(layer=number)
 
 
 MIMO = Layout(
