@@ -27,7 +27,10 @@ Head = TypeVar("Head", bound=StateReader)
 
 
 class HeadSource(SessionSource, Generic[Head]):
-    """The head of `HeadDrafter`s and of `Assistant`, for texts of at most `max_length` tokens."""
+    """The head of `HeadDrafter`s and of `Assistant`, for texts of at most `max_length` tokens, None: of any length.
+
+    Raises `ConfigError`: another kind of head, or `max_length` is not a positive int.
+    """
 
     _head_type: type[Head]
 
