@@ -49,8 +49,7 @@ OTHERS = {
     "vllm-ngram": "vLLM, n-grams",
     **{f"before-{shape}": f"an earlier treespec, {shape}" for shape in ("chain-4", "tree-8", AUTO)},
 }
-BLOCK = "block"
-TITLES = {PLAIN: "plain `generate`", OPTIMIZED: "plain, optimized", BLOCK: "README's block", **OTHERS}
+TITLES = {PLAIN: "plain `generate`", OPTIMIZED: "plain, optimized", **OTHERS}
 
 
 def tree_name(shape: str, drafter: str) -> str:
