@@ -1,4 +1,4 @@
-"""What drafters share: a source for policies, the call's policy, depths that fit, trees by a heap, distributions."""
+"""Common parts of drafters: source for policies, the call's policy, depths that fit, trees by a heap, distributions."""
 
 import sys
 from typing import TypeGuard

@@ -23,8 +23,8 @@ DRAFTERS: Registry[Callable[[], Drafter]] = Registry(
     },
     made=_checked,
 )
-"""What makes the drafters that any model can have, by the name that commands, configurations and setting files use. One
-of yours is added by `DRAFTERS.register("mine", "my_package.my_module:MyDrafter")`, a class with defaults for all its
+"""Factories of drafters for any model, by the name that commands, configurations and setting files use. One of
+yours is added by `DRAFTERS.register("mine", "my_package.my_module:MyDrafter")`, a class with defaults for all its
 arguments."""
 DRAFTERS.taken |= {
     "method of configurations": ("draft_model", "ngram", "ngram_gpu"),
@@ -33,10 +33,10 @@ DRAFTERS.taken |= {
     "kind of head": ("dflash", "dspark", "dflash2", "eagle", "eagle3", "peagle"),
     "format of drafters": ("assistant", "mtp", "medusa"),
 }
-"""What these names mean already, so that no drafter would be made by them everywhere. The last two are replaced by the
+"""Names in use, by their meaning; drafters cannot be registered by them. The last two sets are replaced by the
 registries of kinds and formats when these are loaded."""
 
 
 def maker(name: str) -> Callable[[], Drafter]:
-    """What makes the drafter of this name or import path "module:attribute". Raises `ConfigError`: there is none."""
+    """The factory of a drafter by its name or import path "module:attribute". Raises `ConfigError`: there is none."""
     return DRAFTERS[name] if name in DRAFTERS else Registry(DRAFTERS.kind, {name: name}, _checked)[name]

@@ -1,4 +1,4 @@
-"""What the engine checks of a drafter: that the target returns what it reads, and that its trees can be scored."""
+"""Checks of a drafter by the engine: that the target returns what it reads, and that its trees can be scored."""
 
 from torch import Tensor
 

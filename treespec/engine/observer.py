@@ -1,4 +1,4 @@
-"""What watches a call: statistics, traces, progress, streams, outputs, and anything of yours."""
+"""Observers of a call: statistics, traces, progress, streams, outputs, and anything of yours."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Ranks(Protocol):
         ...
 
     def compute(self, what: str, run: Callable[[], Value]) -> Value:
-        """What rank 0 computes, on every rank."""
+        """Rank 0's result of `run`, on every rank."""
         ...
 
     def check(self, what: str, value: Callable[[], object]) -> None:

@@ -19,7 +19,7 @@ PHASES = ("prefill", "draft", "target", "verify", "commit")
 
 @dataclass
 class SpeculationStats(Observer):
-    """What speculation did, summed over rows and steps.
+    """Counters of speculation, summed over rows and steps.
 
     A *draft* is one tree of one row. Accepted tokens are counted where they were emitted: those that a stopping
     criterion cut off do not count. The prompt's pass is none of the target's passes, and gives every row one token.

@@ -25,7 +25,7 @@ ADD_ONS: Registry[Callable[..., Any]] = Registry(
         "whole weight": "treespec.devices.weights:whole_weight",
     },
 )
-"""What the core does not import, by what it is needed for."""
+"""Parts that the core does not import, by their purpose."""
 
 RARE: Registry[Callable[..., Any]] = Registry(
     "part",
@@ -45,9 +45,9 @@ class AddOn(Observer):
     """
 
     def for_draft(self, drafter: Drafter) -> Drafter:
-        """What drafts."""
+        """The drafter that replaces `drafter` in the call; by default the same."""
         return drafter
 
     def for_paths(self, processors: Sequence[LogitsProcessor]) -> Sequence[LogitsProcessor]:
-        """What processes the logits along paths."""
+        """The logits processors that replace `processors` along paths; by default the same."""
         return processors

@@ -1,4 +1,4 @@
-"""What the scorers need to know of a model, read once into `ModelFacts`."""
+"""The facts about a model that scorers need, read once into `ModelFacts`."""
 
 import inspect
 from collections import Counter
@@ -20,11 +20,11 @@ from treespec.hf.weights import weight_counts
 from treespec.protocols import HiddenStates
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
-"""What models call a cache in their arguments and outputs: since transformers 5.24, before, and some states before."""
+"""Names of the cache in models' arguments and outputs: since transformers 5.24, before, and of some states before."""
 
 
 def cache_name(fields: Collection[str]) -> str:
-    """What the outputs of `generate` call a cache, by their fields. Raises `ImportError`: nothing known."""
+    """The name of the cache among the fields of the outputs of `generate`. Raises `ImportError`: no known name."""
     for name in CACHE_ARGUMENTS:
         if name in fields:
             return name
@@ -34,7 +34,7 @@ def cache_name(fields: Collection[str]) -> str:
 
 
 CACHE_NAME = cache_name(GenerateDecoderOnlyOutput.__dataclass_fields__)
-"""What `generate` calls a cache in the installed transformers, in its arguments and outputs."""
+"""The name of the cache in the arguments and outputs of `generate`, in the installed transformers."""
 
 
 def cache_in(named: Mapping[str, Any]) -> Cache | None:
@@ -44,7 +44,7 @@ def cache_in(named: Mapping[str, Any]) -> Cache | None:
 
 @dataclass(frozen=True, eq=False)
 class ModelFacts:
-    """What scorers need to know of a model.
+    """The facts about a model that scorers need.
 
     Attributes:
         modules: by name; walked once, as a call needs them many times.
@@ -105,7 +105,7 @@ def model_facts(model: PreTrainedModel | ModelFacts) -> ModelFacts:
     check_model(model)
     plain = unwrapped(model)
     modules = dict(plain.named_modules())
-    # What transformers raises for models without embeddings, and `next` for one without parameters.
+    # Errors of transformers for models without embeddings, and of `next` for one without parameters.
     try:
         device, dtype, logits = input_device(plain), plain.dtype, num_logits(plain)
     except (AttributeError, NotImplementedError, StopIteration) as error:

@@ -31,7 +31,7 @@ _KEYS: dict[str, set[str]] = {
     },
 }
 _METHODS = {"assistant": "mtp", "dflash2": "dflash", "peagle": "eagle3"}
-"""What vLLM runs by another's method."""
+"""Kinds of drafters that vLLM runs by the method of another kind, to that method."""
 _COMMON = {"method", "num_speculative_tokens", "speculative_token_tree"}
 
 
@@ -66,7 +66,7 @@ def from_config(config: Mapping[str, Any], *, target: PreTrainedModel | None = N
     known = {name: set[str]() for name in DRAFTERS} | {name: {"model"} for name in (*KINDS, *FORMATS)} | _KEYS
     known["eagle3"] = {"model", "parallel_drafting"}
     if isinstance(method, str) and method.endswith("_mtp") and method not in known:
-        method = "mtp"  # What vLLM's older names mean, one for each architecture.
+        method = "mtp"  # vLLM's older names for it, one for each architecture.
     if not isinstance(method, str) or method not in known:
         raise ConfigError(f"method must be one of {sorted(known)}, got {method!r}")
     unknown = sorted(map(str, set(config) - _COMMON - known[method]))

@@ -25,7 +25,7 @@ def weight_counts(modules: Iterable[nn.Module]) -> Counter[str]:
 
 
 def read_cost(counts: Counter[str]) -> int:
-    """What a pass reads in this process: its weights, of which offloaded ones count `OFFLOADED_COST` times."""
+    """The number of weights that a pass reads in this process; offloaded ones count `OFFLOADED_COST` times."""
     return counts.total() + (OFFLOADED_COST - 1) * (counts["memory"] + counts["disk"])
 
 

@@ -130,7 +130,7 @@ class BestFirst(ShowsOptions):
 
 
 def tree_of(num_nodes: int, depth: int | None = None) -> BestFirst:
-    """What `tree=num_nodes` stands for: nodes of a value of at most `LEAST_VALUE / num_nodes` are leaves.
+    """The policy of `tree=num_nodes`: nodes of a value of at most `LEAST_VALUE / num_nodes` are leaves.
 
     The larger the tree, the more nodes share the pass of a level, and the less each of them has to bring. A draft that
     costs little, or claims little and is right, gains from `BestFirst(num_nodes)`, whose trees are deeper.

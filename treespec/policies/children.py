@@ -33,7 +33,7 @@ class Children(NamedTuple):
 
 
 def resolve_children(children: str, proposal: Proposal, is_sampling: bool) -> str:
-    """What "auto" means for this proposal: selected unless there is a distribution and a reason to sample from it.
+    """Resolve `children`: "auto" is selected unless there is a distribution and a reason to sample from it.
 
     Raises `ConfigError`: sampled children of a drafter that gives candidates without a distribution.
     """
@@ -91,7 +91,7 @@ def read_children(levels: Sequence[tuple[PickedChildren, Sequence[int]]]) -> lis
 
 
 def _parts(picked: PickedChildren) -> list[Tensor]:
-    """What the host reads."""
+    """The tensors that the host reads, in the order in which `_as_children` takes them."""
     found = (picked.tokens, picked.probs, picked.evidence, picked.norms)
     return [tensor for tensor in found if tensor is not None]
 

@@ -17,7 +17,7 @@ accepted; or `[rank]`, the same at every depth."""
 
 
 class AcceptanceStats(Protocol):
-    """What `Sequoia.from_stats` reads of the statistics of earlier calls, see `SpeculationStats`."""
+    """The statistics of earlier calls that `Sequoia.from_stats` reads, see `SpeculationStats`."""
 
     @property
     def acceptance_per_depth_and_rank(self) -> list[list[float]]: ...

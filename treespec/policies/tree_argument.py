@@ -1,4 +1,4 @@
-"""What may be given as a tree."""
+"""Conversion of the argument `tree` to a policy."""
 
 from collections.abc import Sequence
 

@@ -29,7 +29,7 @@ class UnreadLevel(NamedTuple):
         return slice(self.first, self.first + len(self.chosen))
 
     def stand_in(self) -> Children:
-        """What the host knows: as if all children were there, with any tokens and values."""
+        """The children that the host assumes before it has read them: all are there, with any tokens and values."""
         picked, shape = self.picked, self.picked.tokens.shape
         arrays = np.zeros(shape, np.int64), np.ones(shape, np.float32), np.ones(shape, np.bool_)
         return Children(*arrays, picked.draft_probs, picked.num_sampled, picked.is_without_replacement)

@@ -1,4 +1,4 @@
-"""What a draft head learns from: a target's hidden states and next-token distributions, by plain passes over texts."""
+"""Training features of heads: a target's hidden states and next-token distributions, by plain passes over texts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What all draft heads have in common in training: their shape, their first weights or trained files, their learner."""
+"""Training of all kinds of draft heads: their shape, their first weights or trained files, their learner."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

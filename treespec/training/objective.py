@@ -1,4 +1,4 @@
-"""What every kind of drafter is trained for: distributions like the target's at every depth of its drafts.
+"""The training objective of all drafters: distributions like the target's at every depth of their drafts.
 
 The distribution at position t is that of the token at t + 1. A draft anchored at position a predicts the token at
 a + d + 1 at depth d, counted from 0. Logits are by far the largest tensors of training: a chunk of them lives only
@@ -52,7 +52,7 @@ class Learner(nn.Module, ABC):
     """A drafter in training."""
 
     num_depths: int
-    reads: dict[str, Any]  # What its weights have learned to read; with other inputs they are of little use.
+    reads: dict[str, Any]  # The inputs that its weights have learned to read; with others they are of little use.
     target_ids: Tensor  # int64 [W], the target's id of every draft id.
 
     @property

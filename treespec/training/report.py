@@ -1,4 +1,4 @@
-"""What a training run leaves to read: its log as CSV, its evaluation as JSON, a model card."""
+"""The report of a training run: its log as CSV, its evaluation as JSON, a model card."""
 
 import csv
 import json

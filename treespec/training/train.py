@@ -113,7 +113,7 @@ def _start(
 
 
 def _about(objective: Objective, texts: Texts, config: TrainingConfig) -> dict[str, Any]:
-    """What the drafter's card says of its training, see `write_report`."""
+    """The facts of a drafter's training for its card, see `write_report`."""
     return {
         # A folder means nothing on another machine; its name may.
         "config": asdict(config) | {"start": config.start and Path(config.start).name},

@@ -37,7 +37,7 @@ COLD_DRAFTS = 3
 
 @dataclass(frozen=True)
 class ServedRow:
-    """What became of one request in a step: the row of its tree there, its verdict, and the tokens that it emitted.
+    """One request's outcome in a step: the row of its tree there, its verdict, and the tokens that it emitted.
 
     `text` reads the request's whole text, what was emitted included, for requests that are new or were away; it has
     `length` tokens.

@@ -9,7 +9,7 @@ import torch
 from treespec.tree import PADDING_PARENT, TokenTree, TreeBatch
 
 NO_TOKEN = -1
-"""What vLLM puts where a list of tokens has ended."""
+"""Filler in vLLM's lists of tokens after their end."""
 
 
 class Draft(NamedTuple):

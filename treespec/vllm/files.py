@@ -20,7 +20,7 @@ READ = ("hf", "safetensors", "fastsafetensors", "instanttensor")
 PATTERNS = ["*.safetensors", "*.bin", "*.pt"]
 """The first of which the hub has any is fetched."""
 DAMAGED = (ValueError, LookupError, TypeError, AttributeError, EOFError, SafetensorError)
-"""What vLLM raises for damaged files, next to errors of the system and of PyTorch."""
+"""Errors that vLLM raises for damaged files, next to those of the system and of PyTorch."""
 
 
 @dataclass(frozen=True)

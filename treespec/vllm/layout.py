@@ -36,7 +36,7 @@ class Step:
 
     @functools.cached_property
     def trees(self) -> TreeBatch:
-        """What was drafted, or the roots alone, which steps without drafts rarely need."""
+        """The drafted trees, or the roots alone, which steps without drafts rarely need."""
         return self.drafted or single_nodes(torch.tensor(self.roots, device="cpu"))
 
 

@@ -1,4 +1,4 @@
-"""What users write in `speculative_config`."""
+"""Options that users write in `speculative_config`."""
 
 from __future__ import annotations
 

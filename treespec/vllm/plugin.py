@@ -22,7 +22,7 @@ FLAGS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_spe
 
 
 class Proposer:
-    """What vLLM's method "custom_class" asks for; the drafts come from the model runner, which knows the requests."""
+    """The class for vLLM's method "custom_class"; the drafts come from the model runner, which knows the requests."""
 
     def __init__(self, vllm_config: Any) -> None:
         """vllm_config: vLLM's, not read here."""
@@ -39,7 +39,7 @@ class Proposer:
 
 
 def register() -> None:
-    """What vLLM calls in each of its processes, maybe more than once, before it has arguments.
+    """Entry point that vLLM calls in each of its processes, maybe more than once, before it has arguments.
 
     vLLM 0.32 has a fixed list of methods and no hook for another: the parser learns ours, and one method is wrapped,
     which does nothing where another is asked for. The third wrapper waits for the first engine with trees.

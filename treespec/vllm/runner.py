@@ -158,7 +158,7 @@ class TreeRunner:
         """Learn what became of the step's trees, and draft for the next one."""
         step, names = self._step, self.input_batch.req_ids
         rows = [row for row, tokens in enumerate(emitted) if tokens]
-        served = {names[row] for row in rows}  # What was drafted for them was verified.
+        served = {names[row] for row in rows}  # The requests whose drafts were verified.
         self._drafts = {n: draft for n, draft in self._drafts.items() if n in self.requests and n not in served}
         if isinstance(self._reader, OnPages):
             self._reader.keep(states or [hidden], step, self.input_batch.block_table[0].get_numpy_array())

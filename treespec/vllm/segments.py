@@ -39,7 +39,7 @@ class StepTrees:
 
 @dataclass(frozen=True)
 class SegmentPlan:
-    """What the attention backend does with one step's segments; all int64. "Token" is a column of the flat batch.
+    """The attention backend's plan for one step's segments; all int64. "Token" is a column of the flat batch.
 
     `requests`, `first_tokens`, `lengths` [J]: of every segment the request, its first token and the length of its
     sequence. `table` [3, X]: segment, column of its block table, scratch block. `block_copies` [2, M]: from a block, to

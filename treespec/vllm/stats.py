@@ -1,4 +1,4 @@
-"""What a server's trees did, besides vLLM's own metrics: in the log, `/metrics` and `collective_rpc("tree_stats")`."""
+"""Statistics of a server's trees besides vLLM's metrics: in the log, `/metrics` and `collective_rpc("tree_stats")`."""
 
 from __future__ import annotations
 

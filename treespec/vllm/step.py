@@ -54,7 +54,7 @@ class StepVerifier:
         target = FlatProbs(scores, torch.from_numpy(numbers).to(device), torch.tensor(rows, device=device), as_probs)
         rule = resolve(self._verification, True, trees)
         lengths, seeds = [len(requests.outputs[row]) for row in rows], [requests.params[row].seed for row in rows]
-        # What has a dense form draws at most one token per depth: after the path's nodes, or only at its end.
+        # A rule with a dense form draws at most one token per depth: after the path's nodes, or only at its end.
         coins, draws = self._streams.uniforms(trees, seeds, lengths, has_dense_form(rule))
         return verify_sampled(rule, trees, target, coins, draws)
 

@@ -33,7 +33,7 @@ def check_version(version: str, table: Mapping[str, Sequence[str]] = TOUCHED) ->
 
 
 def missing(table: Mapping[str, Sequence[str]] = TOUCHED) -> list[str]:
-    """What of the table the installed vLLM has not, or has with other parameters, as the table names it."""
+    """Names of the table that the installed vLLM lacks, or has with other parameters, as the table writes them."""
     found = []
     for path, entries in table.items():
         try:
@@ -52,7 +52,7 @@ def has(owner: Any, entry: str) -> bool:
         value = getattr(owner, name, None)
         found = inspect.signature(value).parameters.values() if callable(value) else ()
         known = parameters.removesuffix(",...").split(",")
-        # What is only called may have more parameters with defaults; what is overridden may not.
+        # Methods that are only called may have more parameters with defaults; overridden ones may not.
         more = [p for p in found if p.name not in known and (p.default is p.empty or "..." not in parameters)]
         return [p.name for p in found][: len(known)] == known and not more
     return hasattr(owner, name) or name in getattr(owner, "__dataclass_fields__", ()) or name in _set_in(owner)

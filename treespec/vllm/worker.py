@@ -54,7 +54,7 @@ class WithTrees:
         return self.runner(self.vllm_config, self.device)
 
     def tree_stats(self: Any) -> dict[str, float]:
-        """What the trees did so far, for `collective_rpc`."""
+        """Statistics of the trees so far, for `collective_rpc`; see `ServingStats`."""
         return self.model_runner.stats.as_dict()
 
 

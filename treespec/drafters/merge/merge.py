@@ -68,7 +68,7 @@ class Merge(ShowsOptions):
 
     @property
     def num_weights(self) -> int:
-        """What a draft pass of all parts reads."""
+        """The number of weights that a draft pass of all parts reads."""
         return sum(getattr(part, "num_weights", 0) for part in self._drafters)
 
     def start(self, session: Session) -> None:

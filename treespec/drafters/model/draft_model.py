@@ -46,7 +46,7 @@ class DraftModel(SessionSource):
 
     @property
     def num_weights(self) -> int:
-        """What a draft pass reads, 0 if the scorer does not say."""
+        """The number of weights that a draft pass reads, 0 if the scorer does not say."""
         return getattr(self._scorer, "num_weights", 0)
 
     def start(self, session: Session) -> None:

@@ -143,7 +143,7 @@ class ReEncoding(ShowsOptions):
         return spell(self._target, ordinary[::-1])
 
     def _translate_emitted(self, tree: TokenTree | None, emitted: Sequence[int]) -> list[int]:
-        """What was emitted in the draft's tokens; its beginning in drafted ones, as far as a path spells it."""
+        """The emitted text in the draft's tokens; its beginning in drafted ones, as far as a path spells it."""
         head = list(takewhile(lambda token: not is_special(self._target, token), emitted))
         text = spell(self._target, head)
         drafted = [] if tree is None else [tree.token(node) for node in longest_path(tree, self._draft, text)[1:]]

@@ -9,11 +9,11 @@ from torch import Tensor
 
 NOT_SHARED = -1
 START_TOKEN = 0
-"""What a draft model reads where it has none of a prompt's tokens."""
+"""The token that a draft model reads where it has none of a prompt's tokens."""
 
 
 class TextCodec(Protocol):
-    """What drafters need of a tokenizer: the text of its tokens and the tokens of a text.
+    """A tokenizer as drafters use it: the text of its tokens and the tokens of a text.
 
     `pieces`: by token id the bytes of an ordinary token, the name of a special one, None for an unused id. `roles`: ids
     of the special tokens that mean the same under any name, such as "bos". `start_ids`: what every text begins with.

@@ -21,7 +21,7 @@ from treespec.tree.transfer import upload
 
 @dataclass(frozen=True)
 class SharedLayer:
-    """What an assistant's layers of one type attend.
+    """The target's layer that an assistant's layers of one type attend.
 
     Args:
         index: the target's layer.
@@ -76,7 +76,7 @@ class AssistantHead(StateReader):
         self.register_buffer("target_ids", ids, persistent=False)
 
     def read_text(self, cache: Any, slot_mask: Bool[Tensor, "B S"]) -> SharedText:
-        """What the target's cache holds of a committed text; `slot_mask` is on the host, False at holes.
+        """The committed text in the target's cache; `slot_mask` is on the host, False at holes.
 
         Raises `CheckpointError`: keys of another shape than the assistant attends.
         """

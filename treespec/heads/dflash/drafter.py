@@ -67,7 +67,7 @@ class DFlash(HeadDrafter[DFlashHead]):
         self.head.add_context(self.head.fuse(states), positions, keys)
 
     def _mask(self, span: Span, ends: Int[Tensor, "B 1"]) -> Bool[Tensor, "B 1 Q S"] | None:
-        """What blocks after the context's ends see in layers of a span, or None where that is everything."""
+        """The mask of blocks after the context's ends in layers of a span, or None where they see everything."""
         num_committed = self._keys.num_committed
         size = self.head.config.block_size
         is_ragged = len(set(self._keys.lengths)) > 1

@@ -24,7 +24,7 @@ from treespec.heads.modules.sparse import AnchoredAttention
 
 @dataclass(frozen=True)
 class Span:
-    """What a layer's blocks see."""
+    """The attention span of a layer's blocks."""
 
     window: int | None = None  # This many context positions before the anchor, None for all.
     is_causal: bool = False  # A position sees no later one of its block.

@@ -1,4 +1,4 @@
-"""What DFlash 2 (z-lab 2026) adds to DFlash: convolutions in the layers, and a selector of the tokens of neighbours.
+"""DFlash 2 (z-lab 2026): DFlash with convolutions in the layers, and a selector of the tokens of neighbours.
 
 Every layer convolves what goes into its attention and its MLP, and what comes out, over the few positions before one in
 its block. The selector adds a score to each of the best tokens v of a depth, by the token u before it and the output h

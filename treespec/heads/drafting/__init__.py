@@ -1,1 +1,1 @@
-"""What drafters with a head on hidden states of the target share."""
+"""Drafting with heads on hidden states of the target: the parts that all kinds share."""

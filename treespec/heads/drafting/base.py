@@ -1,5 +1,5 @@
-"""What drafters with a head on the target's hidden states have in common: its keys, what it has yet to read, and what
-its logits propose."""
+"""Base of drafters with a head on the target's hidden states: the head's keys, the features that it has yet to read,
+and the proposals of its logits."""
 
 import math
 from abc import ABC, abstractmethod
@@ -45,7 +45,7 @@ class HeadSource(SessionSource, Generic[Head]):
 
     @property
     def num_weights(self) -> int:
-        """What a draft pass reads."""
+        """The number of weights that a draft pass reads."""
         return sum(weight.numel() for weight in self.head.parameters())
 
     def start(self, session: Session) -> None:
@@ -129,7 +129,7 @@ def num_candidates(session: Session) -> int | None:
 def head_proposal(
     session: Session, target_ids: Int[Tensor, "W"], logits: Float[Tensor, "*nodes W"], frontier: Frontier | None
 ) -> Proposal:
-    """What raw logits propose after nodes, under the caller's processors: see `num_candidates`, else distributions.
+    """The proposal of raw logits for nodes, under the caller's processors: `num_candidates` tokens, or distributions.
 
     `frontier` may be None for processors that look at no path, see `path_probs`.
 

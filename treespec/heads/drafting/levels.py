@@ -24,7 +24,7 @@ from treespec.tree.transfer import upload
 
 
 class LevelDrafter(HeadDrafter[Head]):
-    """What `Eagle`, `Eagle3` and `Mtp` have in common; subclasses feed and read their head.
+    """The base of `Eagle`, `Eagle3` and `Mtp`, with a pass per level; subclasses feed and read their head.
 
     Axis letters: Z the width of what a pass gives per token, J layers with a mask of their own.
     """

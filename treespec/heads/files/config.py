@@ -1,4 +1,4 @@
-"""What the configurations of all heads share; errors name the file, the key, what was expected and what is there.
+"""Readers of the configuration keys that all heads share; errors name the file, the key, what was expected and found.
 
 The authors' files (SafeAILab, SGLang, SpecForge, z-lab, DeepSpec) keep the layers' keys at the top; the speculators
 library's keep them in `transformer_layer_config`.

@@ -31,7 +31,7 @@ LAYER_KEYS = words(
     rope_parameters rope_scaling rope_theta sliding_window use_sliding_window vocab_size
     """
 )
-"""What says how a decoder layer computes, in llama's words."""
+"""Keys that define a decoder layer's computation, by llama's names."""
 
 HARMLESS_BY_REASON = {
     "names, versions, the dtype of the file, where code lies": """

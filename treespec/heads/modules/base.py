@@ -1,4 +1,4 @@
-"""What all draft heads on a target's hidden states share: `fc` that fuses those, layers, a norm and an output layer."""
+"""The base of draft heads on a target's hidden states: `fc` that fuses those, layers, a norm and an output layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ Config = TypeVar("Config", bound=HeadConfig)
 
 
 class StateReader(nn.Module):
-    """What drafters need to know of any module that drafts from hidden states of the target.
+    """Base of modules that draft from hidden states of the target, with the attributes that drafters read.
 
     Attributes:
         config: with `vocab_size`, the target's, and `num_features`, the number of states that are read.

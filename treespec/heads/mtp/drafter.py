@@ -35,7 +35,7 @@ class Mtp(LevelDrafter[MtpHead]):
 
     @property
     def num_weights(self) -> int:
-        """What a draft pass reads, the target's output layer included."""
+        """The number of weights that a draft pass reads, those of the target's output layer included."""
         head = self.head
         return super().num_weights + (0 if head.rows else head.config.vocab_size * head.config.hidden_size)
 

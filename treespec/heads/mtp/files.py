@@ -24,7 +24,7 @@ DRAFT_VOCAB = "draft_vocab.json"
 """A list of the target's ids that layers were trained to draft, next to their tensors; other publishers have none."""
 PREFIX = re.compile(r"^(?:model\.|language_model\.)+")
 FINAL_NORM = re.compile(r"^(layers\.\d+\.)final_layernorm\.")
-"""What Ling, Ring and Hy3 call DeepSeek's `shared_head.norm`; all else is the same."""
+"""The name of DeepSeek's `shared_head.norm` in Ling, Ring and Hy3; all other names are the same."""
 UNSERVED = {
     ".transformer.shared_head.output.": "Step-3.5 and 3.7: each layer has an output layer of its own",
     ".transformer_block.": "Inkling: they keep states of convolutions",
@@ -32,7 +32,7 @@ UNSERVED = {
     ".pre_mlp_layernorm.": "MiMo-V2: each layer reads the target's state",
     ".enorm.m.": "LongCat-Flash: names of its own",
 }
-"""What names hold, and whose they are."""
+"""Parts of tensor names that mark layouts which are not supported, to the models and the reason."""
 SCALES, BLOCK = (".weight_scale", ".weight_scale_inv"), (128, 128)
 """Ends of names of the scales of weights in 8-bit floats: one, one for each row, or one for each block of this size."""
 COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
@@ -40,7 +40,7 @@ COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 
 
 PARTS = ("embedding_norm", "hidden_norm", "projection", "norm")
-"""What an MTP layer has around its decoder layers."""
+"""Tensors of an MTP layer around its decoder layers, by the fields of `Layout`."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Layout:
     is_one_layer: bool = False
 
     def tensor(self, part: str, number: int) -> str | None:
-        """What one of `PARTS` is called in the layer of this number; None: the layout has none."""
+        """The tensor's name of one of `PARTS` in the layer of this number; None: the layout has none."""
         if (name := getattr(self, part)) is None:
             return None
         begin = self.block if name.startswith(".") else ""

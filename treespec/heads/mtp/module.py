@@ -101,11 +101,11 @@ class NormScales:
     own: Sequence[Tensor] | None = None
 
     def before_targets(self, states: Tensor) -> Tensor:
-        """What the first layer reads of the target's normed states [..., H]."""
+        """The first layer's input from the target's normed states [..., H]."""
         return states if self.target is None else states / self.target.to(states)
 
     def before_own(self, states: Tensor, number: int) -> Tensor:
-        """What is read of layer `number`'s normed outputs [..., H]."""
+        """The next layer's input from layer `number`'s normed outputs [..., H]."""
         return states if self.own is None else states / self.own[number].to(states)
 
 
@@ -200,7 +200,7 @@ class MtpHead(StateReader):
     def _begin(
         self, tokens: Tensor, positions: Tensor, mask: Tensor, dtype: torch.dtype, cache: KeyValueCache
     ) -> Callable[[int, Tensor], Tensor]:
-        """What runs a layer, by its number and the states that it reads."""
+        """A function that runs a layer, given its number and the states that it reads."""
         embedded = self._targets[0](tokens).to(dtype)
         inputs = {"position_ids": positions, "use_cache": True}
         if self.rotary is not None:

@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from treespec.hf.introspect import CACHE_ARGUMENTS
 
 NAME = "treespec_folded"
-"""What `config._attn_implementation` is while a pass runs."""
+"""The value of `config._attn_implementation` while a pass runs."""
 
 _KNOWN_ARGUMENTS = frozenset({"position_ids", *CACHE_ARGUMENTS, "use_cache", "output_hidden_states", "sliding_window"})
 """Arguments that sdpa does not read either; with any other one that is set, sdpa itself is called."""
@@ -50,7 +50,7 @@ class ServingAttention(Protocol):
         panels: Float[Tensor, "B _ S _"] | None,
         scale: float,
     ) -> Float[Tensor, "B F A d"]:
-        """What the queries read."""
+        """The queries' attention outputs; `panels` as from `as_panels`, None: no mask."""
         ...
 
 
@@ -68,7 +68,7 @@ def leave_attention(model: nn.Module) -> None:
 
 
 class _Pass:
-    """What a pass keeps: its masks, and the native attention that serves its model."""
+    """The state of one pass: its masks, and the native attention that serves its model."""
 
     def __init__(self, native: ServingAttention | None = None) -> None:
         self.native = native

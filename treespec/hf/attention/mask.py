@@ -62,7 +62,7 @@ class AttentionLayout:
 
 @dataclass(frozen=True)
 class TreeAttention:
-    """What a model needs to score nodes, besides the tokens."""
+    """A model's inputs for scoring nodes in addition to the tokens: the attention mask and positions."""
 
     mask: Mask | dict[str, Mask] | None
     """The model's `attention_mask`: bool [B, 1, F, K] for sdpa (True: attend), additive float [B, 1, F, K] for eager, a

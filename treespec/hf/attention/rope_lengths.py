@@ -108,7 +108,7 @@ def _highest(position_ids: Int[Tensor, "*rows B F"]) -> Int[Tensor, "B F"]:
 
 
 def _by_length(module: nn.Module, lengths: Int[Tensor, "B F"]) -> Callable[..., Any]:
-    """What a rotary module returns, with every node turned by the frequencies of its own length of the text."""
+    """A rotary module's forward that turns every node by the frequencies of its own text length, from `lengths`."""
 
     def turn(x: Tensor, position_ids: Int[Tensor, "*rows B F"], *args: Any, **kwargs: Any) -> Any:
         found: Any = None

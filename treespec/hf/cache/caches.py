@@ -105,7 +105,7 @@ def twin_cache(cache: Cache) -> Cache:
 
 
 def snapshot(cache: Cache) -> CacheState:
-    """What every layer of a cache holds, for `restore`.
+    """The attributes of every layer of a cache by name, for `restore`.
 
     Keys and values are not copied, because passes replace these tensors or write after them; only a `SlotCache` moves
     slots in place, and must not do so before `restore`. States are updated in place, so they are copied.

@@ -19,7 +19,7 @@ from treespec.hf.cache.growing import GrowingLayer, Rooms, is_writable, room_for
 MOST_BYTES = 256 << 20
 """The largest shared tensor: while it is filled, the buffers that it replaces exist as well."""
 Part = Sequence[tuple[int, str]]
-"""What a tensor's slices hold: numbers of layers, and `keys` or `values` of each."""
+"""The content of a tensor's slices, in order: a layer's number, and `keys` or `values`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""What drafters and policies learn with one adapter of the target is kept apart from what they learn with another."""
+"""Drafters and policies by the target's active adapters, so that each set of adapters has its own learned state."""
 
 import io
 import pickle

@@ -29,15 +29,15 @@ from treespec.protocols import CausalScorer, Drafter, TreePolicy, VerificationRu
 
 
 class Watcher(Protocol):
-    """What watches calls, such as a `TraceFile`."""
+    """A source of one observer per call, such as a `TraceFile`."""
 
     def observer(self, call: Call) -> Observer | None:
-        """What observes this call; None: nothing does."""
+        """The observer of this call; None: it is not observed."""
         ...
 
 
 class Compiled(Protocol):
-    """What makes scorers of compiled passes; where `is_measured`, only if these were measured to be faster."""
+    """A factory of scorers with compiled passes; where `is_measured`, only if these were measured to be faster."""
 
     is_measured: bool
 
@@ -139,7 +139,7 @@ class Call(Options):
         )
 
     def over(self) -> Call:
-        """What is kept of a call afterwards: neither its cache and features nor processors, criteria and the model."""
+        """A copy of the call to keep afterwards, without its cache, features, processors and criteria."""
         text = PromptInputs(self.input_ids, {})
         processors, criteria = LogitsProcessorList(), StoppingCriteriaList()
         return replace(self, cache=None, prompt=text, processors=processors, criteria=criteria)
@@ -153,7 +153,7 @@ class Call(Options):
 
     @cached_property
     def facts(self) -> ModelFacts:
-        """What is known of the model."""
+        """The facts about the model, read once."""
         return model_facts(self.model)
 
     @property
@@ -183,7 +183,7 @@ class Call(Options):
         return [] if ends is None else ends.flatten().tolist()
 
     def shared(self) -> list[object]:
-        """What ranks must share: it decides which passes a call makes, and when it ends."""
+        """The values on which ranks must agree: they decide which passes a call makes, and when it ends."""
         config = self.config
         return [
             self.input_ids.tolist(),

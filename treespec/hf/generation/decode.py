@@ -1,4 +1,4 @@
-"""What the engine is asked for one call of `generate`."""
+"""The engine's `Run` for one call of `generate`."""
 
 from collections.abc import Iterator
 
@@ -52,7 +52,7 @@ def run_of(call: Call, outputs: Outputs) -> Run:
 
 
 def _constraints(call: Call) -> Iterator[AddOn]:
-    """What serves grammars and prefix functions among the call's processors, if there are any."""
+    """The add-on for grammars and prefix functions, if the call's processors include any."""
     kinds = BranchProcessor, PrefixConstrainedLogitsProcessor
     if any(isinstance(processor, kinds) for processor in call.processors):
         yield ADD_ONS["constraints"](call)

@@ -1,4 +1,4 @@
-"""What a call of `generate` returns, and what is collected for it."""
+"""The return value of a call of `generate`, and the observer that collects its parts."""
 
 import warnings
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Outputs(Observer):
         return tuple(s.unsqueeze(0) for s in self.kept["scores"][row][: length - self._call.num_prompt])
 
     def returned(self, run: Run, result: Result) -> Output:
-        """What `generate` returns; all rows of a joint call are cut to its length."""
+        """The return value of `generate`, ids or an object; all rows of a joint call are cut to its length."""
         call, stopping = self._call, run.stopping
         end = stopping.joint_length if isinstance(stopping, TreeStopping) else None
         limit = None if end is None else end - call.num_prompt

@@ -1,4 +1,4 @@
-"""What watches a call of `generate` for its user: a streamer, a bar, a trace, observers of their own."""
+"""Observers of a call of `generate` for its user: a streamer, a progress bar, a trace, observers of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treespec.hf.generation.call import Call
 
 
 def watchers(call: Call) -> Iterator[Observer]:
-    """What watches a call for its user."""
+    """The observers that a call's options ask for."""
     if call.streamer is not None:
         yield Streaming(call.streamer, call.input_ids)
     if call.progress:

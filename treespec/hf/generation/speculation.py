@@ -157,7 +157,7 @@ class TreeSpeculation:
         _options: Options | None = None,
         **model_kwargs: Unpack[ModelArguments],
     ) -> Output:
-        """What `model.generate` calls when everything is prepared: input_ids [B, P] to sequences [B, P + new].
+        """Decode a call that `model.generate` has prepared: input_ids [B, P] to sequences [B, P + new].
 
         `_options` are a call's own, whose streamer the caller ends.
 

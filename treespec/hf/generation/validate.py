@@ -1,4 +1,4 @@
-"""What a call of `generate` may ask for, and its prompts as tensors; all else is refused by name before any work."""
+"""Checks of a call's arguments before any work (errors name what is not supported), and its prompts as tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, TypedDict, cast
@@ -27,7 +27,7 @@ Tokenizer: TypeAlias = PreTrainedTokenizerBase | ProcessorMixin
 
 
 class ModelArguments(TypedDict, total=False):
-    """What transformers hands on to the model next to the prompts' ids: these, caches, images and sounds."""
+    """The model's arguments that transformers passes on next to the prompts' ids: these, caches, images and sounds."""
 
     attention_mask: Tensor | None
     position_ids: Tensor | None
@@ -40,7 +40,7 @@ _TOKENIZED = {
     "token_type_ids": "types",
     "position_ids": "positions",
 }
-"""What a tokenizer returns, or the caller passes on, as lists or arrays."""
+"""Arguments that a tokenizer or the caller may give as lists or arrays, and the kind of their values, for errors."""
 _MODEL_KWARGS = {"attention_mask", "position_ids", "logits_to_keep", "use_cache", *CACHE_ARGUMENTS, *OUTPUTS}
 """Arguments of text models that are let in. Tree passes are made by `ModelScorer._run` from tokens, mask, positions and
 cache: one that all of them need, as plain `generate` hands it to every pass, must get there too."""
@@ -80,7 +80,7 @@ def _named(model: PreTrainedModel, inputs: Inputs | None, tokenizer: Tokenizer |
 
 
 def _encoded(model: PreTrainedModel, encoded: Encoding) -> dict[str, Tensor]:
-    """What a tokenizer made of texts, on the model's device and without the types of tokens where it takes none.
+    """A tokenizer's output on the model's device, without `token_type_ids` where the model does not take them.
 
     Raises `ConfigError`: a text without any token.
     """

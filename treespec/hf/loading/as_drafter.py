@@ -1,4 +1,4 @@
-"""What may be given as a drafter."""
+"""Conversion of a drafter, a model, or a list of them to one `Drafter`."""
 
 from collections.abc import Sequence
 

@@ -66,7 +66,7 @@ def _load(name: str, facts: ModelFacts) -> PreTrainedModel:
 
 
 def _shared_layers(assistant: PreTrainedModel, facts: ModelFacts) -> dict[str, SharedLayer]:
-    """What the assistant's layers attend: of every type the target's last layer with keys and values of its own.
+    """The target's layers that the assistant attends: of every type the last one with keys and values of its own.
 
     Raises `CheckpointError`: the target has no layer of a type.
     """

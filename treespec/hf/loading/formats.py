@@ -45,7 +45,7 @@ FORMATS: Registry[Format] = Registry(
     },
     made=_checked,
 )
-"""What `load_drafter` asks first, by the methods of configurations. `FORMATS.register("mine",
+"""Formats that `load_drafter` tries first, by the methods of configurations. `FORMATS.register("mine",
 "my_package.my_module:FORMAT")` adds one."""
 DRAFTERS.taken |= FORMATS.taken
 FORMATS.taken = DRAFTERS.taken

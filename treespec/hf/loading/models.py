@@ -14,7 +14,7 @@ from transformers.utils import logging
 from treespec.errors import CheckpointError, ConfigError
 from treespec.hf.loading.hub import hub_problem
 
-# What transformers raises for files that are missing, unreadable, of another architecture or of other shapes.
+# Errors of transformers for files that are missing, unreadable, of another architecture or of other shapes.
 _FAILURES = (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError)
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 

@@ -18,7 +18,7 @@ from treespec.hf.loading.formats import MTP, Format
 from treespec.hf.loading.mtp_layers import build_mtp, last_norm
 
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
-"""What configurations call the number of MTP layers."""
+"""Configuration keys for the number of MTP layers."""
 
 
 def load_mtp(
@@ -63,7 +63,7 @@ def load_mtp(
 
 
 def own_draft_vocab(target: PreTrainedModel) -> list[int] | None:
-    """What the layers in a checkpoint were trained to draft; None: all tokens. Raises `CheckpointError`: no files."""
+    """The ids that a checkpoint's MTP layers were trained to draft; None: all. Raises `CheckpointError`: no files."""
     facts = model_facts(target)
     return read_draft_vocab(_folder(facts, None), facts.num_logits)
 

@@ -20,7 +20,7 @@ from treespec.hf.loading.models import quiet_transformers
 from treespec.hf.weights import whole_weight
 
 TYPES = ("mtp_layer_types", "mtp_layers_block_type")
-"""What configurations call the types of their decoder layers, all with full attention where these do not say."""
+"""Configuration keys for the types of decoder layers; where none is set, all layers have full attention."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -65,7 +65,7 @@ def build_mtp(
 
 
 def _block_types(facts: ModelFacts, count: int) -> list[str]:
-    """What the configuration calls the types of the decoder layers. Raises `UnsupportedModelError`: mixed windows."""
+    """Types of `count` decoder layers by the configuration. Raises `UnsupportedModelError`: mixed or unknown ones."""
     given = next((list(types) for key in TYPES if (types := getattr(facts.config, key, None))), [])
     types = given[:count] if len(given) >= count else [FULL] * count
     if not set(types) <= {FULL, SLIDING, "moe", "mlp"} or len({FULL, SLIDING} & set(types)) > 1:
@@ -88,7 +88,7 @@ def _load_decoder(
         vars(config).pop("quantization_config", None)
     attention = facts.config._attn_implementation
     options = {"dtype": facts.dtype, "attn_implementation": attention if attention == "eager" else "sdpa"}
-    with quiet_transformers(), torch.random.fork_rng(devices=[]):  # What is missing is drawn: the embedding, a norm.
+    with quiet_transformers(), torch.random.fork_rng(devices=[]):  # Missing weights are drawn: the embedding, a norm.
         try:
             loaded: Any = type(decoder).from_pretrained(
                 None, config=config, state_dict=weights, output_loading_info=True, **options

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from treespec.errors import ConfigError
 
 _STRAY_BYTE = re.compile("([\udc80-\udcff])")
-"""What `surrogateescape` makes of bytes that are not UTF-8."""
+"""A lone surrogate, by which the error handler `surrogateescape` decodes a byte that is not UTF-8."""
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 

@@ -1,4 +1,4 @@
-"""What a model can verify in one pass, found from its configuration, its cache layers and passes over a few tokens."""
+"""Detection of a model's `Capability` from its configuration, its cache layers and passes over a few tokens."""
 
 import threading
 import warnings
@@ -36,11 +36,11 @@ _TOKEN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 
 
 class Detection(NamedTuple):
-    """What a model was found to score rightly, and why it is not more (empty when it can verify trees)."""
+    """The capability that a model was found to have, and why it is not more (empty when it can verify trees)."""
 
     capability: Capability
     reason: str = ""
-    tolerance: float = 0.0  # What counts as rounding in a self-check, in standard deviations of the logits.
+    tolerance: float = 0.0  # The self-check's tolerance for rounding, in standard deviations of the logits.
     errors: Mapping[Capability, float] = {}
     """The largest node's difference for each capability that a self-check tried, infinite where the model failed."""
     has_prefix: bool = False
@@ -51,13 +51,13 @@ Found = TypeVar("Found")
 
 
 class MeasuredOnce(Generic[Found]):
-    """What was measured of models: once per model, its `variant` and a further key; other threads wait for it."""
+    """Measurements of models: once per model, its `variant` and a further key; other threads wait for them."""
 
     def __init__(self) -> None:
         self.by_model: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Found]] = WeakKeyDictionary()
 
     def get(self, facts: ModelFacts, measure: Callable[[], Found], *key: Hashable) -> Found:
-        """What `measure` found in this call or an earlier one; it runs `undisturbed`."""
+        """The result of `measure`, of this call or an earlier one; it runs `undisturbed`."""
         known = self.by_model.setdefault(facts.model, {})
         whole = (variant(facts), *key)
         if whole not in known:
@@ -91,7 +91,7 @@ def detect(model: PreTrainedModel | ModelFacts) -> Detection:
 
 
 def variant(facts: ModelFacts) -> Hashable:
-    """What changes a model's numbers and can change where it is: what was measured holds for one variant only."""
+    """Properties of a model that change its numbers and may be set in place; measurements hold for one variant."""
     return facts.dtype, plain_implementation(facts.config), facts.adapters, facts.weights, facts.hooks
 
 
@@ -237,7 +237,7 @@ def neighbour_effect(facts: ModelFacts) -> float:
 
 
 def _largest_neighbour_effect(facts: ModelFacts) -> float:
-    """What rounding explains: most in low precision, where an expert's choice may hang on it."""
+    """The largest effect that rounding explains: most in low precision, where an expert's choice may hang on it."""
     if facts.dtype in _FULL_PRECISION:
         return _ROUNDING
     return _LOW_PRECISION if getattr(facts.model, "quantization_method", None) else _BROKEN

@@ -70,7 +70,7 @@ class CompiledTarget:
 
     @classmethod
     def of(cls, compile: bool | str | Mapping[str, Any]) -> CompiledTarget | None:
-        """What the argument `compile` means; None: passes run unchanged. Raises `ConfigError`: something else."""
+        """The target for the argument `compile`; None: passes run unchanged. Raises `ConfigError`: another value."""
         if isinstance(compile, bool):
             return cls({}) if compile else None
         if compile == AUTO:
@@ -145,7 +145,7 @@ class PassPair(NamedTuple):
 
 
 def kept_times(facts: ModelFacts, num_slots: int) -> dict[int, PassPair]:
-    """What was measured before with this many slots, by number of nodes."""
+    """The stored times of passes with this many slots, by number of nodes; empty where none are."""
     kept = read_kept(_path(facts, num_slots), _as_times, "it holds no times") or {}
     return facts.ranks.agree("compiled passes", kept)
 

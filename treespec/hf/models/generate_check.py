@@ -83,7 +83,7 @@ def why_plain_by_hooks(facts: ModelFacts) -> str | None:
 
 
 def _hooks_effect(facts: ModelFacts) -> str | None:
-    """What goes wrong in passes over trees under the hooks and modules, or why that cannot be measured.
+    """The fault of tree passes under the hooks and modules, or why none can be measured; None: they are right.
 
     Modules are compared in half precision too, up to its rounding: many are kernels that only round otherwise.
     """

@@ -93,9 +93,9 @@ def _for_states(
 
 
 def _checked(facts: ModelFacts, detection: Detection, max_cache_len: int | None, rope: RopeByLength) -> Capability:
-    """What an attention model was found to score rightly.
+    """The capability of an attention model by its self-check.
 
-    Raises `UnsupportedModelError`: not all that a static cache is for.
+    Raises `UnsupportedModelError`: a static cache without tree verification, or rope by length in compiled passes.
     """
     is_static = max_cache_len is not None
     if facts.forward is not facts.model and rope.is_exceeded_by(max_cache_len):

@@ -24,7 +24,7 @@ _TEXT_ARGUMENTS = _BY_TOKEN | {"logits_to_keep", "use_cache"}
 
 @dataclass(frozen=True)
 class PromptInputs:
-    """What `generate` prepared for the pass over the prompt.
+    """The inputs that `generate` prepared for the pass over the prompt.
 
     Attributes:
         ids: the prompt, placeholders included, left-padded.
@@ -58,7 +58,7 @@ class PromptInputs:
 
 @dataclass(frozen=True)
 class ReadPrompt:
-    """What is kept of the pass over a prompt.
+    """The position offsets of rows, which are kept of the pass over a prompt.
 
     Attributes:
         offsets: a token's position id minus its number in its row; None for a model without position ids.
@@ -75,7 +75,7 @@ class ReadPrompt:
 
 
 def prompt_inputs(input_ids: Int[Tensor, "B P"], model_kwargs: Mapping[str, object]) -> PromptInputs:
-    """What plain `generate` reads the prompt with."""
+    """The inputs with which plain `generate` reads the prompt, without the cache."""
     arguments = {name: value for name, value in model_kwargs.items() if name not in OUTPUTS.union(CACHE_ARGUMENTS)}
     return PromptInputs(input_ids, arguments)
 

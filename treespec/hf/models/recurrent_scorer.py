@@ -181,7 +181,7 @@ def _stack_states(rows: Sequence[HiddenStates | None], width: int, is_left_padde
 
 
 def _stack_rows(rows: Sequence[Tensor | None], width: int, is_left_padded: bool = False) -> Float[Tensor, "B F H"]:
-    """What up to F tokens of every row have, logits or hidden states; zero elsewhere, and in rows of None."""
+    """Logits or hidden states of up to F tokens per row in one tensor; zero elsewhere, and in rows of None."""
     first = next(row for row in rows if row is not None)
     stacked = first.new_zeros(len(rows), width, first.shape[2])
     for target, row in zip(stacked, rows, strict=True):

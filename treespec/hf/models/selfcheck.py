@@ -56,16 +56,16 @@ ROUNDS: dict[Capability, tuple[Round, ...]] = {
 
 
 Attempt = tuple[Capability, Callable[..., CausalScorer]]
-"""What to try, and what makes a new scorer, given `max_cache_len`: slots of a static cache, or None."""
+"""A capability to try, and a factory of new scorers, given `max_cache_len`: slots of a static cache, or None."""
 
 _results: MeasuredOnce[Detection] = MeasuredOnce()
 
 
 def check_once(facts: ModelFacts, attempts: Sequence[Attempt], is_static: bool = False) -> Detection:
-    """What is found to be scored rightly; once per model, dtype, attention, adapters, kinds of weights and cache.
+    """The first attempt whose logits are right; once per model, dtype, attention, adapters, weights, hooks and cache.
 
     Where the first attempt passes by the least tolerance that is all; else the effect of neighbours is measured, and
-    what counts as rounding, see `self_check`.
+    the tolerance for rounding, see `self_check`.
     """
     return _results.get(facts, lambda: _check(facts, attempts, is_static), is_static)
 
@@ -137,7 +137,7 @@ def check_tokens(facts: ModelFacts, length: int, seed: int) -> Int[Tensor, "1 L"
 
 
 def tolerance_of(facts: ModelFacts, prompt: Int[Tensor, "1 P"]) -> float:
-    """What counts as rounding, in standard deviations of the logits. Raises `LogitsError`: a plain pass gives NaN."""
+    """The rounding tolerance in standard deviations of the logits. Raises `LogitsError`: a plain pass gives NaN."""
     model = facts.model
     ids = torch.cat([prompt, check_tokens(facts, NUM_CONTINUED, seed=1)], dim=1)
     plain = _plain_logits(facts, ids, prompt.shape[1])[0]
@@ -155,7 +155,7 @@ def tolerance_of(facts: ModelFacts, prompt: Int[Tensor, "1 P"]) -> float:
 
 
 def least_tolerance(facts: ModelFacts, dtype: torch.dtype) -> float:
-    """What rounding in a dtype explains; as in bfloat16 where activations are rounded to 8 bits.
+    """The least tolerance for rounding in a dtype; that of bfloat16 where activations are rounded to 8 bits.
 
     There a few tokens may happen to move no activation by a step, which other tokens do.
     """
@@ -219,7 +219,7 @@ def round_errors(
 
 
 def root_tolerance(facts: ModelFacts) -> float:
-    """What counts as rounding where a token is scored twice, alone and with its prompt: ten times the check's own."""
+    """The tolerance for a token scored twice, alone and with its prompt: ten times the check's own, within limits."""
     known = [result.tolerance for result in _results.by_model.get(facts.model, {}).values()]
     # Quantised activations may exceed the limit that would otherwise hide a wrong mask.
     found = max([*known, least_tolerance(facts, facts.dtype)])

@@ -50,7 +50,7 @@ class DistanceBiases:
 
 
 def _temperature(module: Any, numbers: Int[Tensor, "*B F"]) -> Float[Tensor, "*B F"]:
-    """What the layer multiplies scores by at positions or slots."""
+    """The layer's factors of attention scores at positions or slots; 1 in sliding layers."""
     floor = None if module.is_sliding else module.config.log_scaling_n_floor
     if floor is None:
         return torch.ones_like(numbers, dtype=torch.float32)

@@ -33,7 +33,7 @@ from treespec.hf.recurrent.nodes import Paths, TreeNodes, along
 
 
 class ScoredNodes(Protocol):
-    """What a recurrence keeps of the pending nodes."""
+    """A recurrence's data on the pending nodes, kept for the commit."""
 
     def folded(self, state: Float[Tensor, "B ..."] | None, paths: Paths) -> Float[Tensor, "B ..."]:
         """The state after the paths' nodes; None: they begin a text."""
@@ -74,7 +74,7 @@ class StateLayer(LinearAttentionLayer):
         self._drop_nodes()
 
     def begin(self, tree_pass: TreePass) -> None:
-        """What follows until `end` is a pass over nodes."""
+        """Begin a pass over nodes, which lasts until `end`."""
         self._pass, self._num_scans = tree_pass, 0
         self._has_states = self.has_previous_state
         self.has_previous_state = dict.fromkeys(self._has_states, False)
@@ -83,7 +83,7 @@ class StateLayer(LinearAttentionLayer):
         self._pass, self.has_previous_state = None, self._has_states
 
     def keep(self) -> None:
-        """What follows is the model's own step, which updates states in place: `take_back` gives back those of now."""
+        """Keep the present states for `take_back`: the model's own step, which comes next, updates states in place."""
         self._kept = [dict(states) for states in self._states]
         for states in self._states:
             states.update({number: None if state is None else state.clone() for number, state in states.items()})
@@ -135,7 +135,7 @@ class StateLayer(LinearAttentionLayer):
         return recurrent_states
 
     def scan(self, run: Scan, num_axes: int) -> Tensor:
-        """What a recurrence with a state of `num_axes` axes computes of the new nodes."""
+        """Run a recurrence, whose state has `num_axes` axes, over the new nodes: its outputs for them."""
         nodes, number = cast(TreePass, self._pass).nodes, self._num_scans
         self._scan_axes = self._num_axes = num_axes
         state = self.recurrent_states[0] if self._has_states[0] else None

@@ -40,7 +40,7 @@ class NodeStates(NamedTuple):
 def scan_levels(
     layer: StateLayer, step: Step, start: Float[Tensor, "B ..."], *inputs: Shaped[Tensor, "B F ..."]
 ) -> Shaped[Tensor, "B F ..."]:
-    """What the new nodes read in a tree pass; `start` is the state at the beginning of a text."""
+    """Outputs of a recurrence for the new nodes, level by level; `start` is the state at the beginning of a text."""
     return layer.scan(partial(_scan, step, start, inputs), num_axes=start.ndim)
 
 

@@ -45,7 +45,7 @@ class LightningStates(OwnStates):
 
 
 class _ByLayers:
-    """What MiniMax asks of its cache, answered by the cache's layers."""
+    """The methods that MiniMax calls on its cache, implemented by the cache's layers."""
 
     layers: list[Any]
 

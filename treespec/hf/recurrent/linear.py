@@ -87,7 +87,7 @@ def read(
     state: Float[Tensor, "B A d v"] | None,
     weights: Float[Tensor, "B A F N"],
 ) -> Float[Tensor, "B A F v"]:
-    """What the new nodes read of the state, and by these weights of their ancestors and of themselves."""
+    """Outputs of the new nodes: their queries' products with the decayed state, plus the nodes' weighted values."""
     found = weights @ nodes.values
     if state is None:
         return found

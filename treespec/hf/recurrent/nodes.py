@@ -104,7 +104,7 @@ class Paths:
 def joined(
     old: Sequence[Shaped[Tensor, "B ..."]], new: Sequence[Shaped[Tensor, "B ..."]], num_old: int, axis: int
 ) -> list[Shaped[Tensor, "B ..."]]:
-    """What earlier passes have left of the pending nodes along an axis, then what the new ones have."""
+    """Tensors of all pending nodes along an axis: the first `num_old` entries of `old`, then the new ones."""
     return [torch.cat([before.narrow(axis, 0, num_old), part], axis) for before, part in zip(old, new, strict=True)]
 
 

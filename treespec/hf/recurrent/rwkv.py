@@ -69,7 +69,7 @@ def _stateless(forward: Any, *args: Any, **kwargs: Any) -> Any:
 def _shifted(
     run: _Run, layer: StateLayer, number: int, own: Any, hidden: Float[Tensor, "B F H"]
 ) -> Float[Tensor, "B F H"]:
-    """What each token's parent has."""
+    """Replaces `time_shift`: every node gets its parent's hidden state in place of the token's before it."""
     run.layer, nodes = layer, run.nodes
     seen = layer.update_conv_state(hidden.transpose(1, 2), number, conv_kernel_size=1)
     if nodes is None:

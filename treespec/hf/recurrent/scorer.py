@@ -83,12 +83,12 @@ class StateScorer(TreeScorer):
 
     @property
     def returned_cache(self) -> Cache | None:
-        """What plain passes can continue from; None: the model keeps its states elsewhere."""
+        """The cache from which plain passes can continue; None: the model keeps its states elsewhere."""
         return self._whole if self._own is None or self._own.is_continued else None
 
     @property
     def kept_of_nodes(self) -> list[Any]:
-        """What the layers with states keep of the pending nodes until the commit: tensors in lists and tuples."""
+        """Data on the pending nodes that layers with states keep until the commit: tensors in lists and tuples."""
         return [layer.kept_of_nodes for layer in self._layers]
 
     @torch.no_grad()

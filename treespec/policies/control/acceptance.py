@@ -1,4 +1,4 @@
-"""What drafts are worth: the drafter's confidences, corrected by what became of earlier nodes of the same kind.
+"""The expected gain of drafts: the drafter's confidences, corrected by what became of earlier nodes of the same kind.
 
 A best-first tree holds all smaller ones, so one drafted tree says what each of them would gain, and its least probable
 nodes what a larger tree would add.
@@ -22,7 +22,7 @@ MEMORY = 0.98
 PRIOR_TRIALS, PRIOR_ACCEPTED = 14.0, 4.0
 """The outcomes that a confidence alone counts for, and the accepted tokens that expectations alone count for."""
 FIRST_GUESS = 0.6
-"""What the best node of a tree is expected to bring before any was drafted; the j-th best one a j-th of it."""
+"""The prior probability that a tree's best node is accepted; the j-th best one's is a j-th of it."""
 
 
 class DraftedTree:

@@ -12,7 +12,7 @@ MOST_AHEAD = 256
 
 
 class Choice(NamedTuple):
-    """What one step drafted ("plain", "tree of 16"), why, and each candidate's predicted tokens per second of a row."""
+    """A step's draft ("plain", "tree of 16"), its reason, and each candidate's predicted tokens per second of a row."""
 
     name: str
     reason: str

@@ -60,7 +60,7 @@ def candidates_of(max_nodes: int, session: Session) -> dict[str, TreePolicy]:
 
 
 class _Learned:
-    """What is known of one drafter in calls of one kind, and where the control stands between drafting and not."""
+    """Learned state of one drafter in calls of one kind: acceptance, times, and the wait between tries to draft."""
 
     def __init__(self, max_nodes: int, passes: PassTimes, session: Session, draft_share: float) -> None:
         self.candidates = candidates_of(max_nodes, session)
@@ -175,7 +175,7 @@ class Control(ShowsOptions, StepControl):
         return rates[best], times[best]
 
     def _slowest(self) -> float:
-        """What drafts bring the slowest row, for which padded batches wait, as a share of the mean row."""
+        """The slowest row's emitted tokens over the mean row's, smoothed: padded batches wait for that row."""
         if self._is_flat or len(self._emitted) != self._num_rows:
             return 1.0
         return float((FEW_TOKENS + self._emitted.min()) / (FEW_TOKENS + self._emitted.mean()))

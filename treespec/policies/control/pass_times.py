@@ -1,4 +1,4 @@
-"""What a step costs: the target's pass by nodes, rows and context, and the draft, both learned from the steps served.
+"""The cost of a step: the target's pass by nodes, rows and context, and the draft, both learned from the steps served.
 
 Times are counted in passes over one token, whose milliseconds are a median of the latest steps: what slows a machine
 slows drafts and passes alike, so it changes the milliseconds and no choice.
@@ -20,7 +20,7 @@ ON_ACCELERATOR = {1: 1.0, 2: 1.16, 64: 1.2}
 KNOWN_UNITS, GUESSED_UNITS = (0.3, 0.2, 0.01, 0.3, 1.0), (100.0, 100.0, 100.0, 100.0, 3.0)
 """See `Times`: of measured curves and accelerators, whose passes are flat; and of hosts, whose passes may be steep."""
 FORGETTING = 0.99
-"""What earlier observations count for at every new one."""
+"""The factor on the weight of all earlier observations at every new one."""
 SCALE_STEPS = 9
 """The latest times whose median makes the scale."""
 MOST_ERROR = 1.5
@@ -92,7 +92,7 @@ class PassTimes(Times):
         unit_ms = float(np.interp(1, self._tokens, ms))
         self._more = ms / unit_ms - 1
         self.slope = float((self._more[-1] - self._more[-2]) / (self._tokens[-1] - self._tokens[-2]))
-        """What one of many tokens takes, in passes over one token."""
+        """The added time of one more token among many, in passes over one token."""
         units = GUESSED_UNITS if pass_ms is None and shape is ON_HOST else KNOWN_UNITS
         super().__init__((1.0, 1.0, 0.0, self.slope, 0.0), units, unit_ms if pass_ms else None)
 

@@ -164,7 +164,7 @@ def _start(message: Message, turns: Turns, temperature: float, writing: Writing)
 
 
 def _unknown(writing: Writing) -> Tensor:
-    """What stands for the most probable next tokens where the model did not generate the next one."""
+    """Filler, -1, for the most probable next tokens where the model did not generate the next one."""
     return torch.full((writing.num_candidates,), -1, device="cpu")
 
 
