@@ -1,4 +1,4 @@
-"""What README's first block gives: its first call in new processes, then whole calls on held-out prompts.
+"""Times of README's first block: its first call in new processes, then whole calls on held-out prompts.
 
 The block itself is run, with SmolLM2-135M-Instruct from the installed wheel for the hub's name. First calls: seconds
 from a loaded model to the text of 64 tokens, everything that `speed_up` does included, once on a machine that knows
