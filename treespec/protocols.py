@@ -299,7 +299,7 @@ class Session:
     policy: TreePolicy | None = None
     """How this call's trees are to be shaped; drafters that always propose the same shape need none."""
     prompt_states: HiddenStates = field(default_factory=dict)
-    """States that the target's `prefill` returned: of the prompt's columns but the last, padding included."""
+    """Hidden states that the target's `prefill` returned: of the prompt's columns but the last, padding included."""
     target: CausalScorer | None = None
     """The target's scorer, for drafters that draft with the target itself."""
     is_chain_only: bool = False

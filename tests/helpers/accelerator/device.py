@@ -56,7 +56,7 @@ def register() -> None:
     """Register the device; where there is a GPU, its memory cannot be pinned from then on."""
     _setup_privateuseone_for_python_backend("pretend")
     backend: Any = torch.get_device_module("pretend")
-    backend.get_rng_state = lambda device=None: torch.get_rng_state()  # Both are for `torch.random.fork_rng`.
+    backend.get_rng_state = lambda device=None: torch.get_rng_state()  # `torch.random.fork_rng` calls both.
     backend.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
 
 
