@@ -83,7 +83,7 @@ class PretendedBuilder:
 
 
 class PretendedImpl:
-    """An implementation that writes the cache, [blocks, SIZE]: a token's key."""
+    """An attention implementation that writes the cache, [blocks, SIZE]: a token's key."""
 
     def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
         kv_cache.view(-1)[slot_mapping] = key
