@@ -72,7 +72,7 @@ class KnownText(MadeUp):
 
 
 def timed(device: str, run: Any) -> tuple[Any, float]:
-    """What a function returns, and its milliseconds until the device is done: a call, where the runner times tokens."""
+    """Return a call's result, and the milliseconds of the whole call, not per token, until the device is done."""
     wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     wait()
     start = time.perf_counter()
@@ -169,7 +169,7 @@ def main() -> None:
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(args.device):
         model: Any = LlamaForCausalLM(LlamaConfig(max_position_embeddings=8192, **SIZES[args.size])).eval()
-        embedding = model.get_input_embeddings().weight.data.mul_(2000)  # What layers add is little then.
+        embedding = model.get_input_embeddings().weight.data.mul_(2000)  # Then the layers add little.
         model.lm_head.weight.data.copy_(embedding[torch.randperm(len(embedding))])
     torch.set_default_dtype(torch.float32)
     name = torch.cuda.get_device_name() if args.device == "cuda" else args.device

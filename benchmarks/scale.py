@@ -63,7 +63,7 @@ LLAMA_70B = Target(80, 70.6e9, 327680, 141e9, 4 * 80 * 8192, 0.6 * 1979e12)
 
 
 def speeds(target: Target, num_texts: int, shapes: Mapping[str, Any], measured: Mapping[str, float] | None) -> Speeds:
-    """What is predicted of plain decoding, of every shape from its tokens, passes and levels, and of sharing.
+    """Predicted tokens per second: plain, of every shape from its tokens, passes and levels, and of sharing.
 
     The fastest of the trees of which nodes above a value stay is named with its mean nodes per text, root included.
     """

@@ -127,7 +127,7 @@ def kinds(mtp: Path | None) -> dict[str, Kind]:
 
 
 def compare(kind: Kind, prompts: Prompts, num_new: int, seed: int) -> dict[str, Any]:
-    """What was chosen, and the runs by temperature, prompt and contestant."""
+    """The set-up's seconds, `speed_up`'s report, and the runs by temperature, prompt and contestant."""
     with ExitStack() as stack, smollm2.quiet_transformers():
         stack.enter_context(kind.within())
         plain, model = kind.load(), kind.load()

@@ -60,7 +60,7 @@ class AsyncTreeScheduler(TreeScheduler, AsyncScheduler):
 
 
 class FixedShapes:
-    """What a pass reads of its segments, for up to `most` requests.
+    """Buffers of a pass's segments, for up to `most` requests.
 
     `starts` int32 [P J + 1], `lengths` int32 [P J] and `table` int32 [P J, C] are those of vLLM, by sequence. Copies
     are those of `PassSegments`: what is left over copies block `spare` to itself, and token 0 to no slot.

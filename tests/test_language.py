@@ -58,8 +58,8 @@ LIBRARY_WORDS = {
 FORMER_NAMES = r"(?<!For)CausalLM\b(?!Output)|\bRecurrentLM\b|\bStaticLM\b"
 """Classes that are `TreeScorer`, `RecurrentScorer` and `StaticScorer` now."""
 
-BEGINS_WITH_OF = r'(?:"""|# )Of '
-"""A docstring or a comment names its subject first."""
+BEGINS_WITHOUT_SUBJECT = r'(?:"""|(?<!["#])# )(?:Of|What) (?!.*\?$)'
+"""A docstring or a comment names its subject first; headings of Markdown and questions may begin otherwise."""
 SLOTS = r"\bslots?\b"
 """A slot is a position in a key-value cache and nothing else: not in policies, lookups or merges."""
 ROOMS_WITHOUT_SLOTS = (
@@ -123,12 +123,12 @@ def test_former_names_of_scorers_do_not_come_back() -> None:
     assert not found, "say TreeScorer, RecurrentScorer, ..."
 
 
-def test_no_docstring_or_comment_begins_with_of() -> None:
+def test_docstrings_and_comments_begin_with_their_subject() -> None:
     found = [
         f"{name}: {line.strip()}"
         for name, text, _ in texts()
         for line in text.splitlines()
-        if re.search(BEGINS_WITH_OF, line)
+        if not name.endswith(".md") and re.search(BEGINS_WITHOUT_SUBJECT, line)
     ]
     assert not found, "name the subject first: " + "\n".join(found[:20])
 

@@ -42,7 +42,7 @@ def test_wrong_shapes_are_found(name: str) -> None:
 
 
 def test_errors_of_treespec_come_first() -> None:
-    """What a user can get wrong is an error of treespec's: also where the tests would find the shape wrong."""
+    """Users' mistakes are errors of treespec's: also where the tests would find the shape wrong."""
     with pytest.raises(ConfigError, match="one shape"):
         optimum_iid(torch.full((3,), 1 / 3), torch.full((2,), 1 / 2), 2)
 

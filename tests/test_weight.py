@@ -20,7 +20,7 @@ from treespec.registry import lazy
 
 AT_IMPORT = {"engine.loop": 3_400, "hf.generation.speculation": 10_300}
 REACHABLE = {"engine.loop": 4_300, "hf.generation.speculation": 14_400}
-"""What is imported in functions, or by its import path, counts too; of the core only."""
+"""Imports in functions, and those by import path, count too; of the core only."""
 DECODE = 10
 CONTROL, VLLM = 580, 2_000
 LIBRARY, TESTS = 39_100, 39_700

@@ -57,7 +57,7 @@ _load, __dir__, __all__ = lazy(
 
 
 def __getattr__(name: str) -> Any:
-    """What is named is imported at its first use; a library that is missing or too old is named in the error."""
+    """Import a public name at its first use; the error names a library that is missing or too old."""
     try:
         return _load(name)
     except ImportError as error:

@@ -151,7 +151,7 @@ def warn_of_untested(found: Mapping[str, str]) -> None:
 
 
 def needed_versions() -> str:
-    """What is served, and what is installed, for messages."""
+    """The supported and the installed versions, for messages."""
     found = installed_versions()
     ranges = (f"{name} {OLDEST[name]} to {TESTED[name]} (here: {found.get(name, 'none')})" for name in TESTED)
     return " and ".join(ranges)

@@ -1,4 +1,4 @@
-"""What the parts expect of each other: scorers, steps, drafters, policies, rules and random sources.
+"""Interfaces between the parts: scorers, steps, drafters, policies, rules and random sources.
 
 A part is any object with the right methods; there is nothing to inherit from. A control, a policy that also chooses
 whether to draft, has a page of its own: policies/control/contract.py. The numberings of nodes (here node id, builder
@@ -25,7 +25,7 @@ from treespec.tree.transfer import download
 
 
 class Capability(IntEnum):
-    """What a model can verify in one pass: nothing beyond the next token, a chain, or a tree."""
+    """The drafts that a model can verify in one pass: nothing beyond the next token, a chain, or a tree."""
 
     PLAIN = 0
     CHAIN = 1
@@ -200,7 +200,7 @@ class Frontier:
 
 
 class DraftSource(Protocol):
-    """What a policy grows its tree from, one pass of expanded nodes at a time."""
+    """The draft distributions that a policy grows its tree from, one pass of expanded nodes at a time."""
 
     @property
     def root_tokens(self) -> Int[Tensor, "B"]:
@@ -238,7 +238,7 @@ class LearningPolicy(TreePolicy, Protocol):
 
 
 class VerifiableTree(Protocol):
-    """What a rule asks of a tree; `TokenTree` is one, exact toys in rational arithmetic are others."""
+    """A tree as rules read it; `TokenTree` is one, exact toys in rational arithmetic are others."""
 
     @property
     def num_nodes(self) -> int: ...
@@ -286,7 +286,7 @@ class VerificationRule(Protocol):
 
 @dataclass(frozen=True)
 class Session:
-    """What drafters and controls get at the start of a call. `history` is the engine's own and is always up to date."""
+    """A call, as drafters and controls get it at its start. `history` is the engine's own and is always up to date."""
 
     history: History
     is_sampling: bool
@@ -299,7 +299,7 @@ class Session:
     policy: TreePolicy | None = None
     """How this call's trees are to be shaped; drafters that always propose the same shape need none."""
     prompt_states: HiddenStates = field(default_factory=dict)
-    """What the target's `prefill` returned: of the prompt's columns but the last, padding included."""
+    """Hidden states that the target's `prefill` returned: of the prompt's columns but the last, padding included."""
     target: CausalScorer | None = None
     """The target's scorer, for drafters that draft with the target itself."""
     is_chain_only: bool = False

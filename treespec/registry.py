@@ -1,4 +1,4 @@
-"""What loads when it is named: parts by the names that configs and commands use, and the public names of packages."""
+"""Loading by name at the first use: parts, by the names in configs and commands, and public names of packages."""
 
 import ast
 import inspect

@@ -28,7 +28,7 @@ DRAFT = "draft"
 
 
 class Kit(Protocol):
-    """What drafters are made of, for one call of generation at a time.
+    """The models and the learned state that drafters are made from, for one call of generation at a time.
 
     Attributes:
         pool: what a warm merge has learned of its parts before, None without any.
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
 
 @cache
 def warm_start() -> WarmStart:
-    """What ships for the benchmarks' model, read once."""
+    """The shipped warm start of the benchmarks' model, read once."""
     return WarmStart.shipped(NAME)
 
 

@@ -1,4 +1,4 @@
-"""What every result file records: versions, machine, threads, load, seed and command."""
+"""Facts that every result file records: versions, machine, threads, load, seed and command."""
 
 import argparse
 import hashlib

@@ -74,7 +74,7 @@ KINDS: dict[str, tuple[str, Callable[[int, int], dict[str, Any]]]] = {
 
 
 def by_kind(measure: Callable[[PreTrainedModel], Any], kinds: Iterable[str], *sizes: int) -> dict[str, Any]:
-    """What is measured of a model of each kind, `sizes`: see `build`; kinds that are not served are named instead."""
+    """Measure a model of each kind, `sizes`: see `build`; kinds that are not served are named instead."""
     found: dict[str, Any] = {}
     for kind in kinds:
         try:

@@ -1,4 +1,4 @@
-"""What the joint-distribution benchmark runs: tiny models, their exact distribution, and every rule on the trees
+"""Cases of the joint-distribution benchmark: tiny models, their exact distribution, and every rule on the trees
 that it supports."""
 
 from collections.abc import Callable, Sequence

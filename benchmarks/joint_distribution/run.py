@@ -124,7 +124,7 @@ def run_case(
 
 
 def verdict(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the cases say together, as plain data."""
+    """The verdict on all cases together, as plain data."""
     right = [result for result in results if result["bug"] is None]
     bugs = [result for result in results if result["bug"] is not None]
     smallest = min(right, key=lambda result: result["p"], default={"p": 1.0, "name": "none"})

@@ -44,7 +44,7 @@ from treespec.lab.store import Store
 
 
 class Cell(NamedTuple):
-    """What is measured together. `context`: tokens of every prompt, None as they are. `busy`: see `busy_core`."""
+    """Conditions of one comparison. `context`: tokens of every prompt, None as they are. `busy`: see `busy_core`."""
 
     batch: int
     context: int | None

@@ -209,7 +209,7 @@ class Makers:
         return kind(tree_name(shape, drafter), lambda: {"custom_generate": made()})
 
     def _auto(self, drafter: str) -> SpedUp:
-        """What `speed_up` returns where it finds these drafters."""
+        """A `SpedUp` as `speed_up` returns it where it finds these drafters."""
         return SpedUp(self.optimized, Found(self._drafters(drafter), [drafter]), {})
 
     def _drafters(self, name: str) -> Any:

@@ -107,7 +107,7 @@ def vllm(folder: str, speculation: dict[str, Any] | None) -> Decode:
 
 
 def treespec(folder: str, head: str, tree: str | int) -> Decode:
-    """What this environment has of treespec: drafts of the head in that folder, warm recycling and suffix lookup."""
+    """Decode by this environment's treespec: drafts of the head in that folder, warm recycling and suffix lookup."""
     torch, library, model = importlib.import_module("torch"), importlib.import_module("treespec"), _load(folder)[0]
     library.optimize(model, is_remeasured=True)
     drafters = [library.load_drafter(head, model), *library.WarmStart.shipped("SmolLM2-135M-Instruct").drafters()]

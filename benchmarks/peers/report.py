@@ -1,4 +1,4 @@
-"""What `benchmarks.peers` measured, as tables and a picture."""
+"""The report of `benchmarks.peers`: tables and a picture."""
 
 import re
 from collections import Counter

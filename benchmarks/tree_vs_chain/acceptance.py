@@ -57,7 +57,7 @@ def measure(
 
 
 def merged(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """What was known, its drafters replaced by those found: drafters may be measured one by one."""
+    """Earlier results with those of the drafters in `found` replaced: drafters may be measured one by one."""
     if not known or known["prompts"] != found["prompts"]:
         return found
     by_key = {part: found[part] for part in ("selected", "tables")}
@@ -83,7 +83,7 @@ class Run:
         }
 
     def tables(self, temperature: float) -> dict[str, AcceptanceTable]:
-        """What every drafter's Sequoia trees are made from."""
+        """Acceptance by drafter, from which its Sequoia trees are made."""
         found, kits = {}, self._measuring_kits[temperature]
         for name, store in self._stores.items():
             compute = partial(measure_table, kits, DRAFTERS[name], self._args.new_tokens, temperature > 0)

@@ -1,4 +1,4 @@
-"""What is measured of one drafter along recorded texts: see `acceptance.py`."""
+"""Measurements of one drafter along recorded texts: see `acceptance.py`."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -78,7 +78,7 @@ class RecordedKit:
 
 
 class Learned:
-    """What a merge learns of its parts along other texts, by policy and size."""
+    """Pools that a merge has learned along other texts, by policy and size."""
 
     def __init__(self, kits: Sequence[RecordedKit], entry: Entry, num_new: int, is_sampling: bool) -> None:
         self._kits, self._entry, self._num_new, self._is_sampling = kits, entry, num_new, is_sampling

@@ -163,7 +163,7 @@ def start(name: str, args: argparse.Namespace) -> None:
 
 
 def serve(name: str, model: Path, is_timed: bool) -> dict[str, Any]:
-    """What one engine gives."""
+    """Run one engine; returns its texts, times and statistics."""
     vllm: Any = importlib.import_module("vllm")
     arguments, speculation, _ = ENGINES[name]
     options = {"max_model_len": 1024, "max_num_seqs": 64, "kv_cache_memory_bytes": 2 << 30, **arguments}
@@ -238,7 +238,7 @@ def measure(vllm: Any, llm: Any, batches: Sequence[Sequence[str]], name: str) ->
 
 
 def _counts(llm: Any, name: str) -> dict[str, float]:
-    """What `tree_stats` has counted, see `ServingStats`; nothing of engines without trees."""
+    """Counts of `tree_stats`, see `ServingStats`; nothing of engines without trees."""
     stats = llm.collective_rpc("tree_stats")[0] if _has_trees(name) else None
     return {key: stats[key] for key in COUNTS} if stats else {}
 

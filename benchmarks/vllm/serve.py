@@ -128,7 +128,7 @@ def wait_until_healthy(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def bench(port: int, prompts: list[str], at_once: int, tokens: int) -> dict[str, float]:
-    """What `bench serve` says of these prompts."""
+    """Metrics of `bench serve` for these prompts."""
     serve: Any = importlib.import_module("vllm.benchmarks.serve")
     parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
     serve.add_cli_args(parser)

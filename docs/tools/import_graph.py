@@ -34,7 +34,7 @@ def packages() -> nx.DiGraph:
 
 
 def draw(path: Path) -> None:
-    """What imports most stands at the top; a box says how many lines a package has."""
+    """Draw importing packages above those that they import; a box says how many lines a package has."""
     graph = packages()
     for layer, names in enumerate(nx.topological_generations(graph)):
         for name in names:

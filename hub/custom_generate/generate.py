@@ -22,7 +22,7 @@ def generate(
     seed=None,
     **kwargs,
 ):
-    """What transformers calls with the caller's raw arguments.
+    """The function that transformers calls with the caller's raw arguments.
 
     `assistant_model` is the draft model, `assistant_tokenizer` its tokenizer if it has another one; without it, and
     without a `drafter`, token recycling and suffix lookup draft. `streamer`, `tokenizer` and `stop_strings` work as in

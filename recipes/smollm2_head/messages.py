@@ -73,7 +73,7 @@ class Messages:
         return messages
 
     def _next_turn(self) -> str:
-        """What the chat template has between an answer and the next message."""
+        """The chat template's text between an answer and the next message."""
         roles = [("user", "ONE"), ("assistant", "ANSWER"), ("user", "TWO")]
         turns = [{"role": role, "content": content} for role, content in roles]
         chat = str(self._tokenizer.apply_chat_template(turns, tokenize=False))

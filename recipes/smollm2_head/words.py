@@ -28,7 +28,7 @@ def read_phrases(name: str) -> Phrases:
 
 
 def split_words(text: str) -> tuple[str, ...]:
-    """What stands between commas."""
+    """Return the texts between commas, stripped, without empty ones."""
     return tuple(word.strip() for word in text.replace("\n", " ").split(",") if word.strip())
 
 

@@ -26,7 +26,7 @@ QUICK = (
 
 
 def counted(case: Any) -> dict[str, Any]:
-    """What a step of a case costs, see `count`; the output is that of the CPU."""
+    """The cost of a case's step, see `count`; the output is that of the CPU."""
     with PretendAccelerator() as device, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         row = count(case, *models_on(DEVICE), device, NUM_TOKENS)

@@ -1,4 +1,4 @@
-"""What moves the suite's models to a GPU moves all of them."""
+"""Parameters and buffers of the suite's models all move to a GPU."""
 
 import torch
 from helpers.on_device import MixedInTests, to_real_device

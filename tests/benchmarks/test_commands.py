@@ -1,4 +1,4 @@
-"""What the documents and the results say about the benchmarks: commands, files and links exist; every script starts."""
+"""Commands, files and links that documents and results name for the benchmarks exist; every script starts."""
 
 import re
 import runpy

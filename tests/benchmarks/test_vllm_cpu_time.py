@@ -1,4 +1,4 @@
-"""What the benchmark of CPU time counts."""
+"""Counts of the benchmark of CPU time."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What tests of `optimize` share: a cache folder with the compiled product, and two layers."""
+"""Fixtures of the tests of `optimize`: a cache folder with the compiled product, and two layers."""
 
 import os
 import shutil

@@ -62,7 +62,7 @@ def test_equals_sdpa(native, shape):
 
 
 def attend(attention, rotary, mask, num_rows):
-    """What a head's attention gives for a text, then for three nodes after it that see by a mask."""
+    """A head's attention outputs for a text, then for three nodes after it that see by a mask."""
     generator = torch.Generator().manual_seed(0)
     cache = DraftingCache(num_rows, torch.device("cpu"))
     found = []

@@ -73,7 +73,7 @@ def widths():
 @torch.no_grad()
 def test_every_vector_width_multiplies(flag, library, tmp_path, monkeypatch):
     """Processors with vectors of 128 and 256 bits take other code; inputs of several blocks, rows of several tiles."""
-    folder = library  # What is compiled already.
+    folder = library  # Compiled already.
     if flag not in native.FLAGS:
         folder = tmp_path
         monkeypatch.setattr(native, "_loaded", {})  # Graphs of other tests go on with the processor's own.

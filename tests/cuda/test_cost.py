@@ -1,4 +1,4 @@
-"""What a step costs on a GPU: waits of the host, memory; and what is left after it runs out of memory."""
+"""The cost of a step on a GPU: waits of the host, memory; and decoding after it ran out of memory."""
 
 import pytest
 import torch

@@ -50,7 +50,7 @@ class OwnTrees:
 
 
 class StopsOnRank0(StoppingCriteria):
-    """What a clock could do: stop at six new tokens on rank 0 only."""
+    """Stops at six new tokens on rank 0 only, as a clock could."""
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
         return torch.tensor([dist.get_rank() == 0 and input_ids.shape[1] >= 18] * len(input_ids))
@@ -80,7 +80,7 @@ def error_of(run: Any, *args: Any, **kwargs: Any) -> tuple[str, str]:
 
 
 def learned(control: Any) -> Any:
-    """What the control expects of every candidate, and of passes by number of nodes: after times that differ."""
+    """The control's expected acceptance by candidate, and time by number of nodes, after ranks measured other times."""
     learned = control._learned
     return learned.acceptance.expected.tolist(), learned.passes.predict(np.array([2, 16]), 2, 16).tolist()
 
@@ -162,7 +162,7 @@ def draft(target: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def found(target: Any, draft: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What both ranks observed."""
+    """Observations of both ranks."""
     folder = tmp_path_factory.mktemp("models")
     target.save_pretrained(folder / "target")
     draft.save_pretrained(folder / "draft")
@@ -239,7 +239,7 @@ def test_weights_that_are_split_are_gathered_for_heads(target: Any, found: list[
 
 
 class Mesh:
-    """What is read of a device mesh."""
+    """A device mesh with the attributes that are read of it."""
 
     mesh_dim_names, ndim = ("fsdp", "tp"), 2
 

@@ -18,7 +18,7 @@ PAGE = (DOCS / "own.md").read_text()
 
 @pytest.fixture(scope="module")
 def names() -> dict:
-    """What the page's snippets leave, run in order; the rule of the page is proven on two shapes instead of all."""
+    """Names from the page's snippets, run in order; the rule of the page is proven on two shapes instead of all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact, "SHAPES", {name: exact.SHAPES[name] for name in ("chain", "2x2")})
         names = run_page("own.md")

@@ -1,4 +1,4 @@
-"""What a release says of itself is the same wherever it stands."""
+"""A release's version is the same wherever it stands."""
 
 import re
 import tomllib

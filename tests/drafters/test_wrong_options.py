@@ -1,4 +1,4 @@
-"""What a user can get wrong in the options of drafters and policies, and the error that each mistake gives."""
+"""Users' mistakes in the options of drafters and policies, and the error that each gives."""
 
 import pytest
 import torch

@@ -61,7 +61,7 @@ def untouched(folder: Path) -> None:
 
 
 def with_checkpoint(spoil, use):
-    """What `use(folder)` returns, a folder of model files after `spoil(folder)`."""
+    """Return `use(folder)` for a folder of model files after `spoil(folder)`."""
     with TemporaryDirectory() as folder:
         tiny_llama(num_layers=1).save_pretrained(folder)
         spoil(Path(folder))

@@ -11,7 +11,7 @@ def invoke(*arguments, **options):
 
 
 def succeed(*arguments, **options):
-    """What it prints where it ends well."""
+    """The result of `treespec` with these arguments, which has to end well."""
     done = invoke(*arguments, **options)
     assert done.exit_code == 0, done.output
     return done

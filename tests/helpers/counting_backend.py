@@ -2,7 +2,7 @@
 
 
 class CountingBackend:
-    """What Dynamo calls once per graph that it traces; runs it as it is, as "eager" does."""
+    """A backend that Dynamo calls once per graph that it traces; runs it as it is, as "eager" does."""
 
     def __init__(self):
         self.num_graphs = 0

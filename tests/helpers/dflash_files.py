@@ -14,7 +14,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def shape(**options):
-    """What a head is made of; `extras` names what not every file has, `flags` further configuration keys.
+    """Sizes and options of a head; `extras` names what not every file has, `flags` further configuration keys.
 
     `hidden_layers` are indices of the target's hidden states; `is_anchored`: position 0 of a block guesses too.
     """
@@ -128,7 +128,7 @@ class PlainDFlash(PlainHead):
         return self.over_vocabulary(self._after(values, output, path[-1] if path else tokens[-1]))
 
     def _after(self, values, output, token):
-        """What the token before a depth changes there: a Markov head's bias, or the selector's choice."""
+        """Logits of a depth after the token before it, by a Markov head's bias or the selector's scores."""
         if self.made["rank"]:
             before = self.tensors["markov_head.markov_w1.weight"][token]
             if self.flag("markov_head_type") == "gated":

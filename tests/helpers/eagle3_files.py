@@ -9,7 +9,7 @@ SAFEAILAB = "safeailab"
 
 
 def shape(**options):
-    """What a head is made of; `extras` names what not every file has, `flags` further configuration keys.
+    """Sizes and options of a head; `extras` names what not every file has, `flags` further configuration keys.
 
     `hidden_layers` are indices of the target's hidden states, which the files leave open.
     """
@@ -78,7 +78,7 @@ class PlainEagle3(PlainHead):
         return self.over_vocabulary(self.lm_head @ self._read(output)[0])
 
     def _read(self, output):
-        """What the output head reads."""
+        """The output head's input."""
         return self.norm(output, "norm")
 
     def _pass(self, path, text, first):

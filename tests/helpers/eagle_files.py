@@ -6,7 +6,7 @@ from helpers.head_files import draw, layer_keys, layer_sizes, speculators_keys, 
 
 
 def shape(**options):
-    """What a head is made of; see `eagle3_files`. It reads the target's last hidden state."""
+    """Sizes and options of a head; see `eagle3_files`. It reads the target's last hidden state."""
     sizes = {"vocab": 64, "draft_vocab": 64, "hidden": 32, "intermediate": 40, "heads": 4, "key_heads": 2}
     sizes |= {"head_dim": 6, "layers": 1, "hidden_layers": (-1,), "is_eagle": True}
     return sizes | {"extras": ("fusion bias", "embedding"), "flags": {}, "llama": {}} | options

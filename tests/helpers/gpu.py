@@ -1,4 +1,4 @@
-"""What the tests of `tests/cuda` share: the device, and models on it.
+"""Helpers of `tests/cuda`: the device, models on it, and counts of waits.
 
 `TREESPEC_CUDA_AS=cpu` (or `pretend:0`) runs on another device what needs no GPU, to try a test out.
 """

@@ -67,7 +67,7 @@ class ScriptedDraws:
         return tokens, speeds
 
     def next_scripts(self, scripts):
-        """What leads to every branch that was not taken beyond the scripts."""
+        """Scripts for every branch that was not taken beyond the given scripts."""
         for rng, script in zip(self.rows, scripts, strict=True):
             for i in range(len(script), len(rng.taken)):
                 yield from ((*rng.taken[:i], choice) for choice in range(1, rng.num_options[i]))

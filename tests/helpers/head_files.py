@@ -1,4 +1,4 @@
-"""What the random heads of all kinds have in common: decoder layers, their files, and a slow plain reading of them."""
+"""Common parts of the random heads of all kinds: decoder layers, their files, and a slow plain reading of them."""
 
 import json
 import math
@@ -63,7 +63,7 @@ def layer_keys(made, model_type):
 
 
 def speculators_keys(made, algorithm, model_type):
-    """What the speculators library's configurations of all kinds have."""
+    """Keys that the speculators library's configurations of all kinds have."""
     return {
         "speculators_model_type": algorithm,
         "speculators_config": {"algorithm": algorithm, "verifier": {"name_or_path": "some/model"}},

@@ -10,7 +10,7 @@ from treespec.heads import MedusaHead, MedusaHeads
 
 
 def shape(draft_vocab=64):
-    """What `head_runs.make` makes of Medusa heads."""
+    """The description from which `head_runs.make` makes Medusa heads."""
     return {"medusa": {"vocab_size": draft_vocab}}
 
 

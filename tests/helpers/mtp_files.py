@@ -54,7 +54,7 @@ NEMOTRON = {
 
 @dataclass(frozen=True)
 class Published:
-    """What a publisher ships for an architecture.
+    """The MTP layers of an architecture, as their publisher ships them.
 
     Attributes:
         architecture: of the target.
@@ -224,7 +224,7 @@ class PlainMtp:
         return output(outputs[len(path) % len(self.own)][0, -1]).double()
 
     def _pass(self, path, text):
-        """What the layers read and their outputs, over the text and the drafted tokens `path`."""
+        """The layers' inputs and outputs, over the text and the drafted tokens `path`."""
         if path not in self._passes:
             states = self._text.unsqueeze(0)
             if path:

@@ -41,7 +41,7 @@ SPECULATORS = given(
     target_hidden_size=None,
     transformer_layer_config=NESTED,
 )
-# What a PretrainedConfig of transformers 4 writes when it is dumped whole.
+# Keys that a PretrainedConfig of transformers 4 writes when it is dumped whole.
 DUMPED = given(
     "_name_or_path add_cross_attention chunk_size_feed_forward diversity_penalty do_sample id2label is_decoder "
     "length_penalty max_length num_beams output_scores pruned_heads return_dict temperature top_k torchscript "
@@ -192,7 +192,6 @@ SERVED = {
         | {"selector_rank": 256, "selector_top_k": 16},
     ),
 }
-"""What stands in configurations that are refused by the setting's name."""
 REFUSED = {
     "a parallel EAGLE-3 without a mask": (
         EAGLE3,
@@ -206,6 +205,7 @@ REFUSED = {
     ),
     "an EAGLE with norms": (EAGLE, given("", LAYERS, layernorms=True), "layernorms must be False"),
 }
+"""Configurations that are refused by the setting's name."""
 UNSERVED = {
     "RedHat's FP8 EAGLE-3": (
         given("draft_vocab_size", LAYERS, quantization_config={"quant_method": "compressed-tensors"}),

@@ -14,8 +14,8 @@ SECONDS = 120.0
 
 
 def on_two_ranks(run: Callable[..., Any], *args: Any) -> list[Any]:
-    """What `run(*args)` returns on rank 0 and on rank 1; an error of either is an AssertionError with its traceback."""
-    context: Any = multiprocessing.get_context("fork")  # What is imported already need not be imported again.
+    """Results of `run(*args)` on rank 0 and on rank 1; an error of either is an AssertionError with its traceback."""
+    context: Any = multiprocessing.get_context("fork")  # Modules need not be imported again.
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -56,7 +56,7 @@ def _module_of(name: str) -> str | None:
 
 @cache
 def lazy_names(package: str) -> dict[str, str]:
-    """What a package imports for type checkers only, which it loads at the first use: the origin of every name."""
+    """Origins of the names that a package loads at their first use, and imports for type checkers only."""
     if package not in modules() or modules()[package].name != "__init__.py":
         return {}
     body = ast.parse(modules()[package].read_text()).body
@@ -108,7 +108,7 @@ def closure(name: str, is_reachable: bool = False) -> dict[str, int]:
 
 
 def in_core(name: str) -> dict[str, int]:
-    """What a module of the core reaches without going through an add-on, whose own imports are not the core's."""
+    """Lines of the modules that one reaches through the core alone: an add-on's own imports are not the core's."""
     found = graph(is_reachable=True)
     core = found.subgraph(other for other in found if room(other) in CORE | {""})
     return {other: found.nodes[other]["lines"] for other in {name} | nx.descendants(core, name)}

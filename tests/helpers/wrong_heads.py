@@ -1,4 +1,4 @@
-"""What can be wrong with a folder of a head's files, and the error's message."""
+"""Faults of a folder of a head's files, and the error message of each."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What a user can get wrong in a call, and the error that each mistake gives: its type, and the words that help."""
+"""Users' mistakes in a call, and the error that each gives: its type, and the words that help."""
 
 import pytest
 import torch

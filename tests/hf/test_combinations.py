@@ -112,7 +112,7 @@ def inputs_of(name, prompt):
 
 
 def perturbed(model, decode):
-    """What plain decoding makes of embeddings changed by rounding, which now and then chooses other experts."""
+    """Outputs of plain decoding from embeddings changed by rounding, which now and then chooses other experts."""
     generator = torch.Generator().manual_seed(0)
 
     def change(module, inputs, output):

@@ -30,7 +30,7 @@ def calls(name: str):
 
 
 def missing(name: str, node: ast.Call, given: set[str | None]) -> str | None:
-    """What a call leaves to a default of torch's."""
+    """The argument that a call leaves to a default of torch's."""
     if name == "Generator":
         return None if node.args or "device" in given else "device"
     if name in INTEGERS | FLOATS and "device" not in given:

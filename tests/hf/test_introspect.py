@@ -1,4 +1,4 @@
-"""What is read of a model, and that training mode and gradient checkpointing are worked with."""
+"""Facts that are read of a model, and that training mode and gradient checkpointing are worked with."""
 
 from contextlib import suppress
 

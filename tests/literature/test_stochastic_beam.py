@@ -20,7 +20,7 @@ from treespec.tree import IID, SELECTED
 def test_a_level_has_as_many_nodes_as_there_are_paths(
     width, depth, max_depth, vocab_size, seed, is_sparse, is_sampling
 ):
-    """What every tree keeps: tests/policies/test_growing.py."""
+    """Properties of every tree: tests/policies/test_growing.py."""
     roots = [0, vocab_size - 1]
     source = TableSource(roots, TableLM(vocab_size, seed), is_sampling, None, is_sparse, seed, torch.float64)
     batch = StochasticBeam(width, depth).grow(source, max_depth)

@@ -52,7 +52,7 @@ def test_candidates_pass_unchanged():
 
 
 def test_a_chain_in_its_stead_is_truncated_alike():
-    """What a model gets that runs no trees."""
+    """The policy of a model that runs no trees."""
     short = as_chain(Truncated(KAry((2, 2)), 7))
     assert isinstance(short, Truncated)
     assert (short.num_tokens, short.policy.k) == (7, 5)

@@ -1,4 +1,4 @@
-"""What all tests of `speed_up` share."""
+"""Fixtures of all tests of `speed_up`."""
 
 import pytest
 

@@ -91,7 +91,7 @@ def states_of(scorer):
 
 @torch.no_grad()
 def kept_bytes(model, num_rows, num_nodes):
-    """What a pass leaves until the commit, without keys and values, for which there is room; and all states."""
+    """Bytes that a pass leaves until the commit, without keys and values, for which there is room; and of states."""
     scorer, ids = StateScorer(model), zoo.prompts(num_rows, 20)
     scorer.prefill(ids, ids >= 0)
     scorer.extend(ids[:, :1], torch.full((num_rows, 1), -1))

@@ -205,7 +205,7 @@ def test_what_is_refused_stays_refused(model, always_plain):
 
 
 class Recorded:
-    """What was streamed: the prompt and the tokens as lists."""
+    """A streamer that records the prompt and the tokens as lists."""
 
     def __init__(self):
         self.tokens, self.num_ends = [], 0

@@ -46,7 +46,7 @@ def uncompiled(monkeypatch):
 
 
 class Optimized:
-    """What stands for an optimised model."""
+    """A stand-in for an optimised model."""
 
     def __init__(self, model):
         self.plan = KernelPlan(dict.fromkeys(NUM_ROWS, "native"))
@@ -241,7 +241,7 @@ def chosen(monkeypatch):
         if name == "packed" and not has_onednn(torch.float32):
             assert "CI" not in os.environ, "PyTorch was built without oneDNN"  # Where all must run, a failure.
             pytest.skip("PyTorch was built without oneDNN")
-        monkeypatch.setattr(kernels, "is_compiled", lambda folder: True)  # What is missing is compiled at once.
+        monkeypatch.setattr(kernels, "is_compiled", lambda folder: True)  # Missing kernels are compiled at once.
         plan = KernelPlan(dict.fromkeys(NUM_ROWS, name))
         monkeypatch.setattr(optimized_model, "make_plan", lambda *_: plan)
 
@@ -308,7 +308,7 @@ def test_calls_do_not_wait_for_a_compiler(model, uncompiled):
     compiling.join()
     identical(model, PROMPT, speculation, max_new_tokens=8)
     assert "treespec's for CPUs (native)" in str(speculation)
-    assert speculation._ways is not ways  # What calls with the slow layers took says nothing any more.
+    assert speculation._ways is not ways  # Times of calls with the slow layers no longer count.
 
 
 def test_a_compiler_that_fails_leaves_the_layers_that_need_none(monkeypatch):

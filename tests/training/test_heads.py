@@ -1,4 +1,4 @@
-"""What is trained for any target: layers to fuse or to keep, anchors; and targets that no drafter fits."""
+"""Training for any target: layers to fuse or to keep, anchors; and targets that no drafter fits."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""What is measured along texts is what the saved drafters then do; the loss and its gradients are autograd's."""
+"""Measurements along texts equal those of the saved drafters; the loss and its gradients equal autograd's."""
 
 from collections import Counter
 

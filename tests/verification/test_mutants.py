@@ -34,7 +34,7 @@ OF_PAIR = (
     "return [first, second], _less(weights, [token for token in tokens], [first, second])",
 )
 
-# What is wrong; the mutant; the sound rule's name, the scheme and the shape on which both are run.
+# By mistake: the mutant; the sound rule's name, the scheme and the shape on which both are run.
 MUTANTS: dict[str, tuple[VerifyingRule, str, str, Shape]] = {
     "correction drawn from the target, not the residual": (mistaken("recursive", *OF_TARGET), "recursive", IID, CHAIN),
     "bonus token drawn from the parent's residual": (bonus_from_parent(), "recursive", IID, SQUARE),

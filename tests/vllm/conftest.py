@@ -1,4 +1,4 @@
-"""What several tests of vLLM share."""
+"""Fixtures of several tests of vLLM."""
 
 from __future__ import annotations
 

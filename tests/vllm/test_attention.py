@@ -76,14 +76,14 @@ def test_other_numbers_by_request_are_refused(plan: Any, fields: dict[str, Any])
 
 
 class PretendedBuilder:
-    """What builds metadata in an attention backend of vLLM."""
+    """A builder of metadata in an attention backend of vLLM."""
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         return SimpleNamespace(seq_lens=common_attn_metadata.seq_lens.tolist())
 
 
 class PretendedImpl:
-    """What writes the cache, [blocks, SIZE]: a token's key."""
+    """An attention implementation that writes the cache, [blocks, SIZE]: a token's key."""
 
     def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
         kv_cache.view(-1)[slot_mapping] = key

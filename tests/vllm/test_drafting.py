@@ -164,7 +164,7 @@ def test_steps_that_were_passed_over_are_read_at_the_next_draft() -> None:
     assert [drafting._history.tokens(row).tolist() for row in range(3)] == [texts[name] for name in drafting.requests]
     drafting.propose(rows)
     plain_step(drafting, texts, rng)
-    assert not drafting.is_resting  # What became of the draft is always learned.
+    assert not drafting.is_resting  # The outcome of a draft is always learned.
 
 
 @pytest.mark.parametrize("name", ["helpers.engines.drafters:Bigram", "registered"])

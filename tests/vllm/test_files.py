@@ -70,7 +70,7 @@ def test_files_that_the_index_does_not_name_are_left_out(folder: Path) -> None:
 
 
 class Code:
-    """What runs code when it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (print, ("run",))

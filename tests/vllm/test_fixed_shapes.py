@@ -121,7 +121,7 @@ class Pass:
 
 @dataclass
 class Step:
-    """What `spread` reads of a step."""
+    """The part of a step that `spread` reads."""
 
     plan: Any
     flat: StepTrees

@@ -90,7 +90,7 @@ def planned_ahead(engine: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare(engine: dict[str, Any], plain: dict[str, Any]) -> dict[str, float]:
-    """What trees did in an engine whose outputs are plain vLLM's."""
+    """Statistics of trees in an engine whose outputs are plain vLLM's."""
     jobs = {**JOBS, "churn": {**JOBS["churn"], "has_aborts": True}}
     found = run_jobs(engine, jobs, is_next=True)
     outputs = found["churn"].pop("outputs")

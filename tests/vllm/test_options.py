@@ -1,4 +1,4 @@
-"""What users write in `speculative_config`, and what is refused."""
+"""Forms of `speculative_config` that users write, and those that are refused."""
 
 # vLLM has an environment of its own.
 # pyright: reportMissingImports=false
@@ -325,7 +325,7 @@ def test_the_check_of_parameters_is_replaced_where_the_method_is_used(
 
 
 def engine_config(layer_types: Sequence[str] = (), is_hybrid: bool = False) -> SimpleNamespace:
-    """What vLLM makes of its arguments."""
+    """An engine's configuration, as vLLM makes it of its arguments."""
     model = SimpleNamespace(is_hybrid=is_hybrid, hf_text_config=SimpleNamespace(layer_types=layer_types))
     scheduler = SimpleNamespace(disable_hybrid_kv_cache_manager=False)
     speculation = SimpleNamespace(model=PROPOSER)

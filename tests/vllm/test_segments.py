@@ -55,7 +55,7 @@ class Batch:
         )
 
     def cache(self) -> dict[int, object]:
-        """What is in the slots before the pass: (request, position); the chunk is not there yet."""
+        """Contents of the slots before the pass: (request, position); the chunk is not there yet."""
         slots: dict[int, object] = {}
         for request, (length, chunk) in enumerate(zip(self.lengths, self.chunks, strict=True)):
             for position in range(length - chunk):

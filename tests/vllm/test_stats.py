@@ -1,4 +1,4 @@
-"""What a server says of its trees."""
+"""Counts of a server's trees, in its log and for Prometheus."""
 
 import pytest
 import torch

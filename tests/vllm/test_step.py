@@ -79,7 +79,7 @@ class Step:
 
 
 def metadata(params: Sequence[SamplingParams], **fields: Any) -> SamplingMetadata:
-    """What vLLM's batch says of these requests."""
+    """vLLM's sampling metadata for a batch of these requests."""
 
     def column(name: str) -> torch.Tensor:
         return torch.tensor([float(getattr(param, name)) for param in params])

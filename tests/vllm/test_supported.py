@@ -1,4 +1,4 @@
-"""What is refused, by name."""
+"""Configurations and requests that are refused, by name."""
 
 # vLLM has an environment of its own.
 # pyright: reportMissingImports=false

@@ -162,7 +162,7 @@ OBJECTS = {
     "structured_output_request": "vllm.v1.structured_output.request:StructuredOutputRequest",
     "structured_outputs_config": "vllm.config:StructuredOutputsConfig",
 }
-"""What variables and attributes of these names are in the plugin, by the table's names of classes."""
+"""Classes of the plugin's variables and attributes by name, as the table names classes."""
 MIXINS = {
     "TreeRunner": "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
     "TreeScheduler": "vllm.v1.core.sched.scheduler:Scheduler",

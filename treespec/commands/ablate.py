@@ -101,7 +101,7 @@ def _about(study: Study, rows: Sequence[Mapping[str, Any]], workers: int, load: 
 
 
 def _others(rows: Sequence[Mapping[str, Any]], workers: int) -> str:
-    """What other processes used, where one process ran all; of several each counts the others."""
+    """A note on the load of other processes, if one process ran all: several would count each other."""
     shares = [row["others_share"] for row in rows if row["others_share"] is not None]
     if not shares or workers > 1:
         return ""

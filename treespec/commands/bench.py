@@ -91,7 +91,7 @@ def run(
 
 
 def _shapes(chains: list[int], trees: list[int], has_auto: bool) -> dict[str, Any]:
-    """What is measured besides plain decoding, by name."""
+    """Policies to measure besides plain decoding, by name."""
     shapes: dict[str, Any] = {f"chain of {k}": Chain(k) for k in chains}
     return shapes | {f"tree of {n} nodes": str(n) for n in trees} | ({"auto": "auto"} if has_auto else {})
 

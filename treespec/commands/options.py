@@ -118,7 +118,7 @@ class Drafting:
         return bool(self.drafter or self.speculative_config or self.setting or (tree, self.rule) != ("auto", "auto"))
 
     def speculation(self, loaded: Loaded, tree: str | TreePolicy = "auto", **options: Any) -> TreeSpeculation:
-        """What the options name; a `ConfigError` or `CheckpointError` for what does not exist."""
+        """The speculation that the options name; a `ConfigError` or `CheckpointError` for what does not exist."""
         if self.setting is not None:
             if self.drafter or self.speculative_config or (tree, self.rule) != ("auto", "auto"):
                 raise ConfigError("--setting names drafters, tree and rule: leave out the options that name them too")
@@ -193,7 +193,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Measuring:
-    """What is measured, and how often."""
+    """Options of a measurement: prompts, new tokens and rounds."""
 
     prompts: PromptsOption = None
     new_tokens: Annotated[

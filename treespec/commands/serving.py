@@ -26,13 +26,13 @@ from treespec.speedup import SpedUp, speed_up
 REQUEST = "treespec_request"
 """The argument of `Speculating` that names a request."""
 COMPLETED = '"type":"response.completed"'
-"""What the last event of a stream of `/v1/responses` holds."""
+"""A mark of the last event in a stream of `/v1/responses`."""
 MOST_KEPT = 64
 """Requests whose statistics wait to be taken."""
 
 
 class Speculating:
-    """What stands for a model's `generate`: the same by speculation.
+    """A substitute for a model's `generate` that decodes by speculation.
 
     Attributes:
         metrics: of finished requests, until they are taken.

@@ -81,7 +81,7 @@ def record(
 
 @app.command("summary", epilog=EXAMPLES)
 def summarize(file: FileArgument, as_json: JsonOption = False) -> None:
-    """What was recorded, what holds the run back, and what to change.
+    """Show what was recorded, what holds the run back, and what to change.
 
     Exit code 0: done; 2: there is no such trace, or it is damaged.
     """
@@ -141,7 +141,7 @@ def graph(
 
 
 def heading(trace: Trace) -> list[str]:
-    """What was run."""
+    """A line per call: model, drafter, policy, sampling, and how it ended."""
     lines = []
     for call in trace.calls:
         parts = (*(call.about.get(name) for name in ("model", "drafter", "policy")), call.sampling)

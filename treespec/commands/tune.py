@@ -54,7 +54,7 @@ def run(
     loaded = model.load()
     sets = drafter_sets(drafter or (), loaded.name)
     for names in sets:
-        loaded.drafters(names)  # What cannot be loaded ends the command before anything is measured.
+        loaded.drafters(names)  # Drafters that cannot be loaded end the command before anything is measured.
     bench = Bench(loaded.model, measuring.inputs(loaded), measuring.new_tokens, sampling.arguments)
     with progress_bar() as progress:
         task = progress.add_task("passes", total=None)

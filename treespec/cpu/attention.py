@@ -70,7 +70,7 @@ class NativeAttention(NativePart):
         panels: Float[Tensor, "B panels S columns"] | None,
         scale: float,
     ) -> Float[Tensor, "B F A d"]:
-        """What the queries read, in their dtype by float32 sums; a query that may attend to nothing reads zeros."""
+        """Outputs of the queries, in their dtype by float32 sums; zeros for a query that may attend to nothing."""
         num_rows, num_heads, num_nodes, size = query.shape
         num_groups, num_slots = key.shape[1:3]
         outputs = query.new_empty(num_rows, num_nodes, num_heads, size)

@@ -154,7 +154,7 @@ def _drop_wrong(modules: Sequence[nn.Linear], kernels: dict[str, Kernel]) -> dic
 
 
 def _facts(modules: Sequence[nn.Linear], kernels: Mapping[str, Kernel]) -> dict[str, Any]:
-    """What a measurement holds for, as JSON has it."""
+    """The conditions that a measurement holds for, as JSON has them."""
     return {
         "format": FORMAT,
         "shapes": hashlib.sha256(str([tuple(m.weight.shape) for m in modules]).encode()).hexdigest(),

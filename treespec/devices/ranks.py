@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others before it raises."""
 ROW_BYTES = 4096
-"""What one collective operation carries per rank; longer messages take a second one."""
+"""Bytes per rank of one collective operation; longer messages take a second one."""
 _COUNT_BYTES = 8
 _AN_ERROR = "an error"
 
@@ -76,7 +76,7 @@ class Ranks:
         return self._agreed
 
     def compute(self, what: str, run: Callable[[], Value]) -> Value:
-        """What rank 0 computes, on every rank; its error is raised on all of them.
+        """Rank 0's result of `run`, on every rank; its error is raised on all of them.
 
         The others compute too, for the sake of random streams and of what else a computation changes.
         """
@@ -127,7 +127,7 @@ class Ranks:
         """Every rank's value."""
         try:
             messages = self._messages((what, value))
-        except RuntimeError as error:  # What torch.distributed raises after a timeout or when a process has gone.
+        except RuntimeError as error:  # From torch.distributed, after a timeout or when a process has gone.
             raise RanksDisagreeError(f"rank {self.index} waited for the others at {what} in vain: {error}") from error
         stopped = [f"rank {rank}: {value}" for rank, (kind, value) in enumerate(messages) if kind == _AN_ERROR]
         if stopped:

@@ -17,7 +17,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Marker:
-    """What ends a free text.
+    """The end marker of a free text.
 
     Attributes:
         is_end: whether a text ends with it, by its last `num_tokens` tokens.

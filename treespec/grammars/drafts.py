@@ -30,7 +30,7 @@ class GrammarDrafts:
 
     def __init__(self, drafter: Drafter, forced: ForcedText) -> None:
         self._drafter = drafter
-        self.wrapped = drafter  # What `tree="auto"` learns belongs to it: a new wrapper is made for every call.
+        self.wrapped = drafter  # Statistics of `tree="auto"` belong to it: a new wrapper is made for every call.
         self._forced = forced
 
     def __getattr__(self, name: str) -> Any:
@@ -82,7 +82,7 @@ class GrammarDrafts:
         return batch if self._has_values else replace(batch, values=None)
 
     def _texts(self) -> list[tuple[int, ...]]:
-        """What every row has emitted."""
+        """The emitted tokens of every row."""
         history = self._session.history
         return [tuple(history.row(b)[self._num_prompt :].tolist()) for b in range(history.num_rows)]
 

@@ -16,13 +16,13 @@ from treespec.grammars.processor import Constraint
 from treespec.tree import ROOT_PARENT, HostTree
 
 Spellings = Sequence[str | None]
-"""What every token id adds to a text, in the tokenizer's own spelling; None for added tokens like the end of text."""
+"""Text of every token id, in the tokenizer's own spelling; None for added tokens like the end of text."""
 
 MAX_CHOICES = 256
 """Where more tokens are allowed no text is looked for."""
 PRIOR_HITS = (6.0, 2.0, 1.0, 1.0)
 PRIOR_TRIALS = 10.0
-"""What is expected of ten texts that must follow: six begin with the longest token, two with the next one, ...
+"""Prior counts of the spelling of ten forced texts: six begin with the longest token, two with the next one, ...
 
 SmolLM2 under the JSON schemas of `benchmarks.grammar`: 59, 20, 9 and 9 % of 532 at T = 0, 60, 22, 9 and 6 % at T = 1.
 """
@@ -73,7 +73,7 @@ class ForcedText:
         self._hits, self._trials = list(PRIOR_HITS), PRIOR_TRIALS
 
     def allowed(self, row: int, tokens: tuple[int, ...]) -> Bool[Tensor, " _"] | None:
-        """What all constraints allow next, of any length; None where one of them forbids one of the tokens."""
+        """The next tokens that all constraints allow, of any length; None where one of them forbids one of `tokens`."""
         found = [constraint.allowed(row, tokens) for constraint in self._constraints]
         masks = [mask for mask in found if mask is not None]
         if len(masks) < len(found):

@@ -1,4 +1,4 @@
-"""What looks at runs: traces, diagnosis, settings, the self-test, measurements. Decoding needs none of it."""
+"""Tools that look at runs: traces, diagnosis, settings, the self-test, measurements. Decoding needs none of them."""
 
 from typing import TYPE_CHECKING
 

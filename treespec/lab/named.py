@@ -19,7 +19,7 @@ from treespec.hf.loading.heads import load_drafter
 from treespec.hf.loading.models import load_model, load_tokenizer, quiet_transformers
 
 LOOKUPS = ("recycling", "suffix")
-"""What drafts for any model where nothing was chosen."""
+"""The default drafters of models without shipped ones."""
 SHIPPED = ("head", "warm")
 """Drafters that come with treespec, for one model."""
 
@@ -30,7 +30,7 @@ def has_shipped(model_name: str) -> bool:
 
 
 def default_drafters(model_name: str) -> tuple[str, ...]:
-    """What drafts for a model where nothing was chosen."""
+    """The names of a model's default drafters."""
     return SHIPPED if has_shipped(model_name) else LOOKUPS
 
 

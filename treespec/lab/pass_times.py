@@ -108,7 +108,7 @@ def measure(facts: ModelFacts) -> dict[int, float]:
 
 
 def _as_profile(data: Any) -> Profile | None:
-    """What was kept; None if it is not a profile, or one of another format."""
+    """The profile in a cache file's data; None if it is not a profile, or one of another format."""
     times = {int(count): float(ms) for count, ms in data["pass_ms"].items()}
     is_fit = data["format"] == FORMAT and times and min(times) > 0 and min(times.values()) > 0
     return Profile(times, data["others_share"]) if is_fit else None

@@ -37,7 +37,7 @@ PLAIN, AUTO = "plain", "auto"
 
 @dataclass(frozen=True)
 class Setting:
-    """What `treespec tune` recommends, and `load_setting` reads.
+    """A way to decode, as `treespec tune` recommends it and `load_setting` reads it.
 
     Args:
         drafters: names, see `named_drafters`.
@@ -212,7 +212,7 @@ def model_sizes(model: PreTrainedModel) -> dict[str, int]:
 
 
 def machine_facts(model: PreTrainedModel) -> dict[str, Any]:
-    """What a measurement depends on in addition to the model's sizes."""
+    """Facts that a measurement depends on in addition to the model's sizes."""
     return {
         "device": model.device.type,
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -227,7 +227,7 @@ def _listed(sizes: Mapping[str, int]) -> str:
 
 
 class _Loaded(TreeSpeculation):
-    """What `load_setting` returns: it knows the names of its drafters, which `save_setting` writes again."""
+    """The result of `load_setting`: it knows the names of its drafters, which `save_setting` writes again."""
 
     drafter_names: tuple[str, ...]
 

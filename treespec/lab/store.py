@@ -40,7 +40,7 @@ class Store:
                 file.write(line + "\n")
 
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
-        """What is known under `key`, else what `compute` gives."""
+        """Return the value under `key`; an unknown one is computed and stored."""
         if key not in self:
             self.put(key, compute())
         return self[key]

@@ -47,7 +47,7 @@ class StochasticBeam(ShowsOptions):
             proposal = builder.expand(nodes)
             children = resolve_children(children, proposal, source.is_sampling)
             above = np.where(nodes >= 0, builder.take(builder.values, nodes), 0.0)
-            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # What never arrives has rate zero.
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # Children of rate zero never arrive.
                 if children == SELECTED:
                     chosen = choose_children(proposal, [self.width] * nodes.shape[1], children, source.generator)
                     arrivals = 1 / (above[..., None] * chosen.probs)

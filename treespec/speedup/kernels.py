@@ -43,7 +43,7 @@ class Kernels:
         self._model, self._heads = model, heads
         if model in _own:  # An earlier `speed_up` of the model.
             restore(model)
-        # What a caller has chosen stays, such as weights in 8 bits: they are another model.
+        # Kernels that a caller has chosen stay, such as those of 8-bit weights: they are another model.
         self._is_optimized = any(isinstance(vars(module).get("forward"), FastForward) for module in model.modules())
         self._compiling: threading.Thread | None = None
         self.state = "on the model's own device: PyTorch's"

@@ -38,7 +38,7 @@ LOSS, LEAST_CALLS = 0.01, 4
 """The share of the time that trying the slower way again may cost, and the calls between two tries at least; at first
 they are fewer than that share allows, doubled at every try."""
 KNOWN_ENDS = EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
-"""What ends rows of a batch at their end token, or all at once."""
+"""Criteria that end rows of a batch at their end token, or all at once."""
 
 
 class FasterWay:
@@ -114,7 +114,7 @@ def can_be_plain(call: Call) -> bool:
 
 
 class PlainStreaming(Streaming, BaseStreamer):
-    """What transformers' own decoding of one row streams to. The caller ends the stream, after the statistics."""
+    """The streamer of transformers' own decoding of one row. The caller ends the stream, after the statistics."""
 
     def put(self, value: Tensor) -> None:
         self.on_tokens(0, value.tolist())
@@ -129,7 +129,7 @@ def streamed(call: Call) -> AbstractContextManager[BaseStreamer | None]:
 
 
 def decode_plainly(call: Call) -> tuple[Tensor, SpeculationStats]:
-    """What `model.generate` itself decodes, int64 [B, P + new], and what it took."""
+    """Decode by transformers' own loop; returns the output, int64 [B, P + new], and the call's statistics."""
     model: Any = call.model
     arguments = {**call.prompt.arguments, "use_cache": True}
     if call.cache is not None:

@@ -1,4 +1,4 @@
-"""What can draft for a model: looked for in the order in which it is likely to be best."""
+"""Drafters for a model, looked for in the order in which they are likely to be best."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONFIG, MTP_LAYERS = "config.json", "the checkpoint's MTP layers"
 
 @dataclass
 class Found:
-    """What drafts, and what was looked for.
+    """The drafters found for a model, and why others are missing.
 
     Attributes:
         drafters: to be merged, the trained one first.

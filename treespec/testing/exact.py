@@ -73,7 +73,7 @@ def enumerate_traces(
 
 
 class VerifyingRule(Protocol):
-    """What the oracle asks of a rule."""
+    """The part of a rule that the oracle calls."""
 
     def verify(self, tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource) -> Verdict: ...
 

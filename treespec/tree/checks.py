@@ -49,7 +49,7 @@ def is_drafted(trees: TreeArrays) -> bool:
 
 
 def is_well_formed(trees: TreeArrays) -> bool:
-    """What the host knows of that: a root, then children after their parents, then padding; draft rows that exist."""
+    """Whether roots come first, children after parents, padding last, and draft rows exist; waits for no device."""
     parents = trees.parents.numpy()
     if trees.draft_probs is None and parents.shape[1] == 1:  # Roots alone, as in steps without drafts.
         return bool((parents == ROOT_PARENT).all())

@@ -22,5 +22,5 @@ def highest(scores: Float[Tensor, "*rows V"], k: int) -> Int[Tensor, "*rows k"]:
     chosen = blocks.amax(2).topk(k, dim=-1).indices
     inside = blocks.gather(1, chosen.unsqueeze(2).expand(-1, -1, SIZE)).flatten(1)
     best = torch.cat([inside, rows[:, SIZE * num_blocks :]], 1).topk(k, dim=-1).indices
-    chosen = torch.nn.functional.pad(chosen, (0, 1), value=num_blocks)  # What no whole block holds counts as one more.
+    chosen = torch.nn.functional.pad(chosen, (0, 1), value=num_blocks)  # The rest counts as one more block.
     return (SIZE * chosen.gather(1, best // SIZE) + best % SIZE).view(*scores.shape[:-1], k)

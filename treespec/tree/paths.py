@@ -13,7 +13,7 @@ Path = tuple[int, ...]
 
 
 class Verdict(NamedTuple):
-    """What a verification rule decided about one tree."""
+    """A verification rule's decision about one tree."""
 
     path: Path
     """The accepted node ids, root included."""

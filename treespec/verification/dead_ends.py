@@ -21,7 +21,7 @@ def verify_cut(
 ) -> Verdict:
     """`rule.verify` on the tree without what is below dead ends; `target_probs` is not called for these."""
     cut = _CutTree(tree, has_probs)
-    # What a rule draws from the root's, which stands in, is never used.
+    # The root's distribution stands in at dead ends; tokens drawn from it are never used.
     verdict = rule.verify(cut, lambda node: target_probs(node if cut.is_alive(node) else 0), rng)
     return verdict if cut.is_alive(verdict.path[-1]) else before_end(tree, verdict.path)
 

@@ -41,7 +41,7 @@ DENSE_ON_CPU = 1 << 12
 
 
 class BatchTable(Protocol):
-    """What is known of the target after every node of a batch."""
+    """The target's outputs at all nodes of a batch: vocabulary size, device, and which nodes have a distribution."""
 
     @property
     def vocab_size(self) -> int: ...

@@ -1,4 +1,4 @@
-"""What every form of a rule is given in a batch, and the errors for values that cannot be verified."""
+"""Input types of batched verification, checks of its trees and distributions, and the errors for invalid ones."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What a rule of this package is: a name, the trees that it can verify, how it verifies one, and its random numbers."""
+"""The base of this package's verification rules, their requirements of a tree, and their random sources."""
 
 import math
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ ANY_SCHEME = frozenset({SELECTED, IID, WITHOUT_REPLACEMENT, MIXED})
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a rule requires of a tree: how siblings were drawn, its shape, and how its widths were decided."""
+    """A rule's requirements of a tree: sampling schemes of siblings, shape, fixed widths, support of the draft."""
 
     sampling_schemes: frozenset[str] = ANY_SCHEME
     is_chain_only: bool = False

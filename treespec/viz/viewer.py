@@ -70,7 +70,7 @@ def _call(call: TracedCall) -> dict[str, Any]:
 
 
 def _step(step: TracedStep) -> dict[str, Any]:
-    """What the page shows; of the predictions of all candidates the chosen name and the reason are enough."""
+    """A step as the page shows it, which needs only the chosen name and the reason of all candidates' predictions."""
     shown = {name: value for name, value in vars(step).items() if name not in LEFT_OUT}
     if step.choice is not None:
         shown["choice"] = {name: step.choice[name] for name in ("name", "reason")}

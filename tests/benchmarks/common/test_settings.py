@@ -1,4 +1,4 @@
-"""What result files record."""
+"""The command that result files record."""
 
 import shlex
 import sys

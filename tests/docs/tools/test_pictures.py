@@ -11,7 +11,7 @@ DOCS = pictures.DOCS
 
 
 def shapes(picture) -> list[str]:
-    """What is drawn, with coordinates rounded: fonts are laid out alike on every machine, last digits may differ."""
+    """Drawn paths with coordinates rounded: fonts are laid out alike on every machine, last digits may differ."""
     paths = re.findall(r' d="([^"]*)"', picture.read_text())
     return [re.sub(r"-?\d+\.\d+", lambda number: str(round(float(number[0]))), path) for path in paths]
 

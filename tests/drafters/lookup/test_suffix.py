@@ -116,7 +116,7 @@ def test_occurrences_are_those_of_a_naive_search(text, more, max_match, when_sor
         found = index.find(index.ending(max_match), stop=len(index) - 1)
         naive = [ends_of([text], text[-m:], is_last_free=True) for m in range(1, min(max_match, len(text)) + 1)]
         naive = [[end + 1 for _, end in ends] for ends in naive if ends]
-        # What was sorted does not know that the text ended there.
+        # The sorted part does not know that the text ended there.
         ends = [[e for e in index.ends(occurrences) if e < len(index) - 1] for occurrences in found]
         assert [sorted(e) for e in ends if e] == naive
 

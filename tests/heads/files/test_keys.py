@@ -161,7 +161,7 @@ def write(folder, kind, **changes):
 
 
 def drafts(folder):
-    """What the head of the folder drafts for a text, with the part of its configuration that its drafter reads."""
+    """The part of the folder's configuration that its drafter reads, and the head's logits for a text."""
     head = build_head(read_checkpoint(folder), EMBEDDING, EMBEDDING.flip(0))
     check_target(head.config, folder, "target", 32, [64])
     generator = torch.Generator().manual_seed(2)

@@ -20,7 +20,7 @@ NAMES = {
     "mtp.pre_fc_norm_embedding.": "mtp_layers.0.token_layernorm.",
     "mtp.layers.0.": "mtp_layers.0.",
 }
-"""What the converter calls the tensors of Qwen's checkpoints."""
+"""The converter's names for the tensors of Qwen's checkpoints."""
 
 
 class RecordedMtp(Recorded, Mtp):

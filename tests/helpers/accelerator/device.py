@@ -56,7 +56,7 @@ def register() -> None:
     """Register the device; where there is a GPU, its memory cannot be pinned from then on."""
     _setup_privateuseone_for_python_backend("pretend")
     backend: Any = torch.get_device_module("pretend")
-    backend.get_rng_state = lambda device=None: torch.get_rng_state()  # What `torch.random.fork_rng` asks of a device.
+    backend.get_rng_state = lambda device=None: torch.get_rng_state()  # `torch.random.fork_rng` calls both.
     backend.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
 
 
@@ -164,12 +164,12 @@ class PretendAccelerator(TorchDispatchMode):
         if func is aten.histc.default:  # Integers, which a CPU does not count.
             args = (args[0].double(), *args[1:])
         out = (_exponential_ if func is aten.exponential_.default else func)(*args, **kwargs)
-        own = {id(x.inner): x for x in here}  # What is written in place is the caller's own tensor.
+        own = {id(x.inner): x for x in here}  # Tensors that are written in place stay the caller's own.
         return mapped(lambda x: _wrapped(x, own), out) if is_here else out
 
 
 class _Literals(TorchFunctionMode):
-    """What never reaches the dispatcher: tensors made of Python numbers, lists as indices, `tolist`."""
+    """Catches what never reaches the dispatcher: tensors made of Python numbers, lists as indices, `tolist`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, device = dict(kwargs or {}), _active[-1]

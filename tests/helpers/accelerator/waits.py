@@ -115,7 +115,7 @@ def count(case: Case, model: Any, draft: Any, device: PretendAccelerator, num_to
     ids, mask = prompts()
     options = options_of(case, num_tokens)
     given = {"inputs": ids.to(model.device), "attention_mask": mask.to(model.device)}
-    # What happens once per model is not counted.
+    # Work that happens once per model is not counted.
     model.generate(**given, custom_generate=make(draft), **options | {"max_new_tokens": 2})
     speculation = make(draft)
     with counting_from_the_first_tree(device) as levels:

@@ -39,7 +39,7 @@ SMALL = {
 """Engine arguments of every test."""
 NEXT_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
 IMPORTED = ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner")
-"""What a small engine imports before it starts."""
+"""Modules of a small engine that its parent process imports before the fork."""
 OWN_METHODS = ("ngram",)
 PROMPTS = [
     "Count from one to ten in words, then from one to ten in words again.",

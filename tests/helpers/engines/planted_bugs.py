@@ -86,7 +86,7 @@ PLANTED_BUGS: dict[str, Callable[[], None]] = {
 }
 
 STRUCTURAL = [name for name in PLANTED_BUGS if not name.startswith(("processors", "filters", "root block"))]
-"""What greedy texts show too: a model of five tokens depends too little on what a node sees for a G-test."""
+"""Bugs that greedy texts have to show: a model of five tokens depends too little on what a node sees for a G-test."""
 
 
 def plant(name: str) -> None:

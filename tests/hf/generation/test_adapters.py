@@ -58,7 +58,7 @@ def check(model, inputs, speculation):
 
 
 def test_switched_between_calls(model, inputs):
-    """What cannot be copied, a draft model, is shared."""
+    """Drafters that cannot be copied, such as a draft model, are shared."""
     speculation, outputs = TreeSpeculation([TokenRecycling(), tiny_llama(seed=1)], tree=8), []
     for name in ("french", "code", "french", "code"):
         model.set_adapter(name)

@@ -16,7 +16,7 @@ MOST_BYTES = 2**10
 
 
 def num_bytes() -> int:
-    """What tensors hold, by their storages, and what Python and numpy have allocated since `tracemalloc.start`.
+    """Bytes of tensors, by their storages, and those that Python and numpy have allocated since `tracemalloc.start`.
 
     Tensors of before `gc.freeze` are left out: those of other tests may have no storage.
     """

@@ -1,4 +1,4 @@
-"""What needs a tokenizer: stop strings, the folder form, streams of text, and the two-model class."""
+"""Features that need a tokenizer: stop strings, the folder form, streams of text, and the two-model class."""
 
 import shutil
 from pathlib import Path

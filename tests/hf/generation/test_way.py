@@ -18,7 +18,7 @@ MOST_FRAMES = 6
 MOST_WALKS = {"eval": 3, "train": 4}
 """By mode: one of them is transformers' own, one reads the dtype of the first weight."""
 CARRIERS = {"Options", "Call", "Run", "Session"}
-"""What carries a call's settings to the parts of the library, from the `Options` of a `TreeSpeculation` on."""
+"""Dataclasses that carry a call's settings to the library's parts, from the `Options` of a `TreeSpeculation` on."""
 OPTIONS = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
 
 

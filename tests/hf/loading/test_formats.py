@@ -20,7 +20,7 @@ def load(source, target, max_length):
 
 @pytest.fixture
 def fetched(monkeypatch, tmp_path):
-    """What is asked of the hub, whose only repository is a folder."""
+    """Patterns of files that the hub is asked for, whose only repository is a folder."""
     found = []
     monkeypatch.setattr(formats, "hub_problem", lambda name: None)
     monkeypatch.setattr(

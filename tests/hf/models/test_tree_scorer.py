@@ -28,7 +28,7 @@ def scorer_for(model, is_static=False, **options):
 @pytest.mark.parametrize(("attention", "is_static"), [("eager", False), ("sdpa", True)])
 @pytest.mark.parametrize("name", NAMES)
 def test_six_rounds_equal_uncached_passes(name, attention, is_static):
-    """What `make_scorer` makes by default is in its own tests, for every architecture."""
+    """Default scorers of `make_scorer` have their own tests, for every architecture."""
     model = build(name, attention)
     for lengths in (RAGGED_LENGTHS, [PROMPT_LENGTH]):
         game = Game(model, scorer_for(model, is_static), lengths)

@@ -98,7 +98,7 @@ def test_texts_are_those_of_plain_decoding_with_and_without_packages(name, monke
 
 
 class _Function(nn.Module):
-    """What the `kernels` package makes of a function: a module whose forward it may replace."""
+    """A function as the `kernels` package wraps it: a module whose forward it may replace."""
 
     def __init__(self, function, calls):
         super().__init__()

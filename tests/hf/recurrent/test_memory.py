@@ -1,4 +1,4 @@
-"""What tree passes hold: tensors linear in the nodes, but for the chunk matrix; float64 sums of log decays."""
+"""Memory of tree passes: tensors linear in the nodes, but for the chunk matrix; float64 sums of log decays."""
 
 import pytest
 import torch

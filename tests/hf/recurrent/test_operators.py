@@ -1,4 +1,4 @@
-"""What no model of the zoo shows of tree passes' operators; that they are those of paths: test_sequences.py."""
+"""Cases of tree passes' operators that no model of the zoo shows; that they are those of paths: test_sequences.py."""
 
 import pytest
 import torch

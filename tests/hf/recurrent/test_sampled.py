@@ -101,7 +101,7 @@ def random_options(choice: random.Random) -> tuple[dict[str, Any], dict[str, Any
 
 
 def drafters(name: str, given: dict[str, Any], choice: random.Random):
-    """What makes a drafter: rules that read draft distributions, and drawn children, get a draft model."""
+    """A function that makes a drafter: draft models for rules that read draft distributions or drawn children."""
     draft = built(choice.choice([name, name, *DRAFTS]))
     kinds: list[Any] = [lambda: DraftModel(make_scorer(draft))]
     is_selected = getattr(given["tree"], "children", AUTO) == AUTO

@@ -1,4 +1,4 @@
-"""What `tune` recommends, given what was measured."""
+"""Recommendations of `tune`, given measurements."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a recorded step says, and that recording changes nothing."""
+"""The contents of a recorded step, and that recording changes nothing."""
 
 from functools import partial
 from itertools import count

@@ -43,7 +43,7 @@ class GridGenerator(np.random.Generator):
 
 
 def prob_of(tokens: tuple[int, ...], first: int = 0) -> Fraction:
-    """What the target gives to `tokens[first:]`, each after the ones before it: its rows are rolled by their sum."""
+    """The target's probability of `tokens[first:]`, each after the ones before it: its rows are rolled by their sum."""
     quarters = (TARGET[i][(tokens[i] - sum(tokens[:i])) % 3] for i in range(first, len(tokens)))
     return Fraction(prod(quarters), 4 ** (len(tokens) - first))
 

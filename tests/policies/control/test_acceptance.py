@@ -1,4 +1,4 @@
-"""What one drafted tree says of its nodes, and of smaller and larger trees."""
+"""Estimates from one drafted tree: for its nodes, and for smaller and larger trees."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def learn(acceptance, trees, emitted, asked=3):
 
 
 def shown(asked, trees, emitted):
-    """What candidates are expected to accept, and their nodes, after many steps like this one."""
+    """Expected acceptance of the candidates, and their nodes, after many steps like this one."""
     acceptance = Acceptance(SIZES[-1])
     for _ in range(300):
         learn(acceptance, trees, emitted, asked)

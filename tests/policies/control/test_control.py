@@ -464,7 +464,7 @@ def test_a_servers_passes_are_timed_by_the_nodes_of_all_rows():
 
 
 def cut(trees):
-    """What a control leaves of the trees of a server's requests."""
+    """A control, and the nodes that it leaves of the trees of a server's requests."""
     control = Control(pass_ms={1: 23.0, 4: 32.0})
     begun(control, is_flat=True)
     control.choose(len(trees), 100)

@@ -13,7 +13,7 @@ from treespec.lab.diagnosis.times import TIME_CAUSES, prompt_long
 
 LEAST_STEPS = 8
 EXPLAINED = ("acceptance low", "drafts too deep", "hardly any drafts")
-"""What a draft that does not fit, or a hostile text, brings about."""
+"""Causes that `explanation` may replace: effects of a draft that does not fit, or of a hostile text."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Diagnosis:
 
 
 def diagnose(source: TreeSpeculation | Evidence) -> Diagnosis:
-    """What held a speculation's last call back, with the setting to change: `print(treespec.diagnose(speculation))`.
+    """Find what slowed a speculation's last call, and the setting to change: `print(treespec.diagnose(speculation))`.
 
     It works after any call. With `trace=` it reads the trace, all of its calls, and knows more: which drafter is
     right, whether the draft's distribution fits, how sure the target was. The first time for a model on a machine

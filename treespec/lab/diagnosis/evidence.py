@@ -1,4 +1,4 @@
-"""What a diagnosis knows of a run: its counters and, with more detail, its trace."""
+"""The evidence of a diagnosis: a run's counters and, with more detail, its trace."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class Fit(NamedTuple):
 
 @dataclass
 class TraceSums:
-    """What only a trace reports.
+    """Numbers that only a trace reports.
 
     Args:
         fits: of the children of accepted nodes.
@@ -128,7 +128,7 @@ class Evidence:
 
 
 def evidence_of(speculation: TreeSpeculation) -> Evidence:
-    """What a speculation decoded: its trace, where there is one, else the last call's statistics.
+    """The evidence of a speculation: its trace, where there is one, else the last call's statistics.
 
     Raises:
         ConfigError: not a `TreeSpeculation`, or nothing was decoded yet.

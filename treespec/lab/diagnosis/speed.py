@@ -87,7 +87,7 @@ class Speed:
 
 
 class Case(NamedTuple):
-    """What looks for causes is given; `rows` are at work in a step."""
+    """The input of a search for causes; `rows` are at work in a step."""
 
     run: Evidence
     speed: Speed

@@ -15,7 +15,7 @@ from treespec.lab.setting import AUTO, Setting
 
 @dataclass(frozen=True)
 class Limits:
-    """What the recommendation must keep to, see `Control`."""
+    """Limits of the recommended setting, see `Control`."""
 
     max_nodes: int | None = None
     max_latency_ms: float | None = None

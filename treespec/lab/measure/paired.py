@@ -106,7 +106,7 @@ class Contestant:
     model: Any = None
 
     def start(self, bench: "Bench") -> Callable[[str], Run]:
-        """What decodes the bench's prompts by name in one round."""
+        """Return a function that decodes the bench's prompts by name in one round."""
         options = self.options()
         return lambda prompt: bench.decode(prompt, options, self.model)
 

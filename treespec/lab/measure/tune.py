@@ -49,7 +49,7 @@ class Tuned:
 
 
 def drafter_sets(given: Sequence[str], model_name: str) -> list[tuple[str, ...]]:
-    """What a model can draft with: each drafter alone, and merged with those that need no training for it."""
+    """Sets of drafters for a model: each alone, the default ones merged, and each given one merged with those."""
     own, base = (SHIPPED if has_shipped(model_name) else LOOKUPS), default_drafters(model_name)
     sets = [*((name,) for name in (*given, *own)), base, *((name, *base) for name in given if name not in base)]
     return list(dict.fromkeys(sets))
@@ -124,7 +124,7 @@ class _Search:
     num_done: int = 0
 
     def forecast(self, names: tuple[str, ...], profile: Profile, num_sets: int) -> dict[str, Forecast]:
-        """What every chain and tree is predicted to give with these drafters, after one decoding of all prompts."""
+        """Predicted speeds of every chain and tree with these drafters, after one decoding of all prompts."""
         control = Control(self.limits.max_nodes, pass_ms=profile.pass_ms)
         speculation = TreeSpeculation(self.make_drafters(names), tree=control)
         for prompt in self.bench.inputs:
@@ -149,7 +149,7 @@ class _Search:
         return candidates, median(map(ms_per_token, runs[PLAIN].values()))
 
     def about(self) -> dict[str, Any]:
-        """What was decoded and how, for the setting's `measured`."""
+        """Acceptance, number of prompts and options of the search, for the setting's `measured`."""
         return {
             "acceptance": {" + ".join(names): shares for names, shares in self.acceptance.items()},
             "prompts": len(self.bench.inputs),

@@ -124,7 +124,7 @@ def _applies(name: str, subject: Subject) -> bool:
 
 
 def _run(name: str, subject: Subject, advance: Callable[[float], None]) -> Iterator[Finding]:
-    """What a check found, and the warnings meanwhile."""
+    """Run one check; yields its finding, then one for each warning meanwhile."""
     advance(0.0)
     subject.advance, start = advance, perf_counter()
     with warnings.catch_warnings(record=True) as caught:
@@ -147,7 +147,7 @@ def _is_lossless(subject: Subject) -> bool:
 
 
 def _warnings(subject: Subject, is_training: bool) -> list[Finding]:
-    """What limits exactness without being wrong."""
+    """Warnings about settings that limit exactness without being wrong."""
     found = {}
     if subject.facts.dtype in (torch.float16, torch.bfloat16):
         found["half precision"] = (

@@ -1,4 +1,4 @@
-"""What a self-test found, for people (text, Markdown) and for programs (JSON)."""
+"""A self-test's findings, for people (text, Markdown) and for programs (JSON)."""
 
 import json
 from collections import Counter

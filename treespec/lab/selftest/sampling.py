@@ -40,7 +40,7 @@ FEW = 200
 
 @dataclass
 class Tally:
-    """What was drawn: whole continuations, drafted tokens, bonus tokens."""
+    """Counts of samples: whole continuations, drafted tokens, bonus tokens."""
 
     texts: Counter[Context] = field(default_factory=Counter)
     drafted: list[int] = field(default_factory=list)
@@ -147,7 +147,7 @@ def _table(subject: Subject) -> Continuations:
 
 
 def _context(subject: Subject) -> Tensor:
-    """What the counted tokens follow, int64 [P]: the prompt and the token that is forced after it."""
+    """The tokens before the counted ones, int64 [P]: the prompt and the token that is forced after it."""
     context = subject.prompts[-1][:PROMPT_LENGTH]
     return context if len(context) > 1 else context.repeat(2)
 

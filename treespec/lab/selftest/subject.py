@@ -1,4 +1,4 @@
-"""What is tested: the model, how it speculates, and the texts that it is tested on."""
+"""The subject of a self-test: the model, how it speculates, and the prompts that it is tested on."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -199,7 +199,7 @@ def _compared(subject: Subject, outputs: Sequence[list[int]], plains: Sequence[P
 
 
 def _cache_fault(cache: Any, expected: Any, dtype: torch.dtype) -> str | None:
-    """What is wrong with a cache of one row, None if nothing. Of layers that keep a window its end is compared."""
+    """The fault of a cache of one row, None if nothing is wrong. Layers that keep a window are compared by its end."""
     tolerance = CACHE_TOLERANCE * len(expected.layers) ** 0.5 * torch.finfo(dtype).eps
     for number, (layer, plain) in enumerate(zip(cache.layers, expected.layers, strict=True)):
         count = min(layer.keys.shape[-2], plain.keys.shape[-2])

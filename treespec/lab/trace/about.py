@@ -39,7 +39,7 @@ class Tracing:
 
 
 def as_watcher(trace: Any) -> Tracing | None:
-    """What watches for a `TraceFile`, the path of one, or None. Raises `ConfigError`: anything else."""
+    """The `Tracing` for a `TraceFile` or the path of one; None for None. Raises `ConfigError`: anything else."""
     if trace is None:
         return None
     return Tracing(trace if isinstance(trace, TraceFile) else TraceFile(trace))

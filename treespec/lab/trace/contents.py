@@ -1,4 +1,4 @@
-"""What a trace takes from one verified step: trees, probabilities at their nodes, who proposed them."""
+"""The record of one verified step: trees, probabilities at their nodes, who proposed them."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,7 +105,7 @@ def _by_node(found: Mapping[Any, float], tree: TokenTree) -> list[float | None]:
 
 
 def _residual_mass(tree: TokenTree, children: Sequence[int], weights: Tensor) -> Tensor:
-    """What is left of the distribution `weights` [V] when the children are rejected in turn."""
+    """The mass left of the distribution `weights` [V] when the children are rejected in turn."""
     mass = weights.new_ones(())
     for child in children:
         weights = residual_weights(weights, tree.draft_probs_of(child), tree.token(child))

@@ -18,7 +18,7 @@ from treespec.tree.transfer import WAITS
 from treespec.verification import resolve
 
 UNFINISHED = "\ufffd"
-"""What tokenizers decode the first bytes of a character to."""
+"""The replacement character, to which tokenizers decode the first bytes of a character."""
 
 
 class TimedProcessors:
@@ -82,7 +82,7 @@ class Recorder(Observer):
             for row, context, tree in zip(rows, step.contexts, trees, strict=True)
         ]
         self._distributions = distributions_of(rows, probs) if self.file.has_distributions else None
-        # What recording takes is not the step's.
+        # Time and waits of recording do not count as the step's.
         self._step_began += stats.perf_counter() - start
         self._waits += WAITS.total() - waits
         self._timer.seconds = processing
@@ -135,7 +135,7 @@ class Texts:
         return {token: self._decode([token]) for token in fresh}
 
     def pieces(self, row: int, tokens: Sequence[int]) -> list[str]:
-        """What every token adds to the row's text: nothing while a character of several tokens is unfinished.
+        """Text that every token adds to the row's: nothing while a character of several tokens is unfinished.
 
         Decoded after the tokens of the last piece, for spaces may depend on what stands before.
         """

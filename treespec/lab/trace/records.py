@@ -1,4 +1,4 @@
-"""What a trace holds: calls, and in each one record per step and row."""
+"""The contents of a trace: calls, and in each one record per step and row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

@@ -76,7 +76,7 @@ def simulate_round(draft_probs: Array, target_probs: Array, draft_tokens: Array,
 
 @dataclass(frozen=True)
 class TokenExplanation:
-    """What became of one draft token. `verdict` is "accepted", "rejected" or "discarded" (stands after a rejection)."""
+    """The outcome of one draft token: `verdict` is "accepted", "rejected" or "discarded" (stands after a rejection)."""
 
     index: int
     target_prob: float

@@ -70,7 +70,7 @@ class Layout(NamedTuple):
 
 
 class Gathers(NamedTuple):
-    """What the kernels gather, on the device: rows of the table, and cells, counted through the whole buffer."""
+    """Gather indices of the kernels, on the device: rows of the table, and cells, counted through the whole buffer."""
 
     bags: Int[Tensor, "M 2"]
     """Per child the row that it is verified against and its draft distribution."""

@@ -27,7 +27,7 @@ from treespec.verification.flags import Probs, Uniforms
 
 
 class Scan(NamedTuple):
-    """What the device finds of the M children of a batch of R = B * N nodes, in the plan's order; see `outcomes`."""
+    """Results of the device for the M children of a batch of R = B * N nodes, in the plan's order; see `outcomes`."""
 
     plan: Plan
     has_masses: bool
@@ -96,7 +96,7 @@ def outcomes(
 def _scan(trees: TreeBatch, target_probs: Probs, draws: Uniforms | None, has_masses: bool) -> Scan:
     plan = make_plan(trees, has_masses)
     dtype = target_probs.dtype
-    if trees.draft_probs is not None:  # What the rule's `verify` would end up in.
+    if trees.draft_probs is not None:  # The dtype that the rule's `verify` promotes to.
         dtype = torch.promote_types(dtype, trees.draft_probs.dtype)
     uniforms = torch.zeros(trees.tokens.shape, dtype=torch.float32, device="cpu") if draws is None else draws
     cells = fill_cells(trees, plan, target_probs.detach().flatten(0, 1), dtype, uniforms.double().flatten())

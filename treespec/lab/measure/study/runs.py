@@ -31,7 +31,7 @@ Load = Callable[[Study], tuple[Any, Any, Callable[[Sequence[str]], list[Any]]]]
 
 @dataclass
 class Subject:
-    """What a process runs cells on."""
+    """A process's model, tokenizer and drafters, on which it runs cells."""
 
     model: Any
     tokenizer: Any
@@ -149,7 +149,7 @@ def run_cell(subject: Subject, cell: Cell, inputs: Mapping[str, Tensor], number:
         refused, counts = str(error), dict.fromkeys(_counts(Run([[0]], 0.0, 0), None))
     except TreespecError:
         raise
-    except (ValueError, TypeError) as error:  # What transformers says to arguments that generate does not have.
+    except (ValueError, TypeError) as error:  # From transformers, for arguments that generate does not have.
         raise ConfigError(f"{cell} cannot be run: {error}") from error
     return {**asdict(cell), "prompt": number, **counts, "others_share": work.share(), "refused": refused}
 

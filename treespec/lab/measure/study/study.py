@@ -37,7 +37,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Study:
-    """What is compared, and on what.
+    """Settings to compare, and the model and prompts to compare them on.
 
     Args:
         name: the title.
