@@ -199,7 +199,7 @@ def _table(probs: Probs) -> Any:
         vocab_size=probs.shape[-1],
         device=probs.device,
         probs=lambda row, node: probs[row, node],
-        has_probs=lambda row, node: bool(probs[row, node].sum() > 0),
+        has_probs=lambda row, node: bool(probs[row, node].sum() > 0),  # False for NaN too.
         dense=lambda: probs,
     )
 

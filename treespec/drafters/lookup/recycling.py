@@ -95,7 +95,7 @@ class TokenRecycling(SessionSource):
             step = self._unread.popleft()
             top, tokens = step.top_tokens(table.shape[1]), step.trees.tokens[step.trees.parents != PADDING_PARENT]
             self._count_hits(table[tokens], top)
-            table.numpy()[tokens.numpy()] = top.numpy()
+            table.numpy()[tokens.numpy()] = top.numpy()  # PyTorch does not say which of equal tokens counts.
         return table
 
     def __getstate__(self) -> dict[str, Any]:

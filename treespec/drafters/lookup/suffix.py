@@ -146,7 +146,7 @@ class SuffixLookup(ShowsOptions):
 
     def _matches(self, row: SuffixText, ending: Sequence[int]) -> list[Match]:
         """Matches in both texts, longest first, without those that occur only where a longer one does."""
-        found = [(row, row.find(ending, len(row) - 1))]
+        found = [(row, row.find(ending, len(row) - 1))]  # Without the ending itself, which nothing follows.
         if self.store is not None:
             found.append((self.store.text, self.store.find(ending)))
         matches = []
@@ -157,7 +157,7 @@ class SuffixLookup(ShowsOptions):
                 if occurrences.num_found > num_longer:
                     num_longer = occurrences.num_found
                     matches.append(Match(length, text, occurrences))
-        return sorted(matches, key=lambda match: -match.length)
+        return sorted(matches, key=lambda match: -match.length)  # Stable: the row's own text comes first.
 
 
 class TrieSource:

@@ -127,7 +127,7 @@ def row_cache(cache: Cache, row: int, num_tokens: int) -> Cache:
     """
     twin = copy(cache)
     twin.layers = [copy(layer) for layer in cache.layers]
-    restore(twin, snapshot(cache))
+    restore(twin, snapshot(cache))  # Copies of states, which passes update in place.
     twin.reorder_cache(torch.tensor([row], device="cpu"))  # pyright: ignore[reportArgumentType]
     layers: list[Any] = [layer for layer in twin.layers if getattr(layer, "keys", None) is not None]
     for layer in layers:
