@@ -235,5 +235,5 @@ def _stack_texts(show: Callable[[int], Tensor], texts: Sequence[tuple[int, Path]
     stacked = np.empty((len(texts), width), np.int64)
     for target, (row, path) in zip(stacked, texts, strict=True):
         start, end = width - len(path) - len(rows[row]), width - len(path)
-        target[:start], target[start:end], target[end:] = rows[row][0], rows[row], path
+        target[:start], target[start:end], target[end:] = rows[row][0], rows[row], path  # Their set stays the same.
     return torch.from_numpy(stacked)

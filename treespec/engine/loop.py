@@ -208,7 +208,7 @@ class Run:
         is_drafting = self.target.capability != Capability.PLAIN and max(room) >= 1
         if self.control is not None:
             most = max(room) + 1 if is_drafting else 0
-            is_drafting = self.control.choose(len(self.rows), max(self.history.lengths), most)
+            is_drafting = self.control.choose(len(self.rows), max(self.history.lengths), most)  # It times all steps.
         if not is_drafting:
             return self.roots()
         trees = self._propose(room)

@@ -81,8 +81,7 @@ def verify_batch(
     """
     if _is_dense(rule, trees, target):
         return _dense().verify_dense(rule, trees, target.dense(), coins, draws)
-    sources = map(GivenUniforms, coins.tolist(), draws.tolist())
-    return _verify_rows(rule, trees, target.probs, sources, target)
+    return _verify_rows(rule, trees, target.probs, map(GivenUniforms, coins.tolist(), draws.tolist()), target)
 
 
 def verify_greedy(trees: TreeBatch, target: BatchScores) -> list[Verdict]:

@@ -26,7 +26,6 @@ MOST_WAITING = 4096
 SHORT = 32
 """A request with more unread tokens is read in passes of its own, as the others would be padded to its length."""
 
-
 Written = tuple[Float[Tensor, "M Y"], np.ndarray, np.ndarray]
 """States of M tokens, each with its request's block table, int64 [M, columns], and its position, int64 [M]."""
 

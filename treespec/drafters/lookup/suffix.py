@@ -106,8 +106,7 @@ class SuffixLookup(ShowsOptions):
         roots = [row.ending(1)[0] for row in self._rows]
         matches = [self._best(row, budget, depth)[1] for row in self._rows]
         starts = [None if match is None else match.node(self._smoothing, self._max_factor) for match in matches]
-        source = TrieSource(roots, starts, self._min_prob, self._session.is_sampling)
-        return policy.grow(source, max_depth)
+        return policy.grow(TrieSource(roots, starts, self._min_prob, self._session.is_sampling), max_depth)
 
     def update(self, step: VerifiedStep) -> None:
         """Every row's text grows."""
