@@ -61,7 +61,7 @@ class FeaturePages:
 
     def _forget(self) -> None:
         """Keep the last passes, half of what may wait but at least one: slots of the others may have been written."""
-        self._is_known[:] = False  # What is dropped may have replaced any of them.
+        self._is_known[:] = False  # The passes dropped may have written to any slot.
         while self._num_waiting > MOST_WAITING // 2 and len(self._waiting) > 1:
             self._num_waiting -= self._waiting.pop(0)[0]
 

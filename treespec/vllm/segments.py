@@ -70,7 +70,7 @@ class SegmentPlan:
         segment = nodes.segments[last]
         is_scratch = segments.is_scratch[segment]
         rows, segment, last = np.flatnonzero(is_scratch), segment[is_scratch], last[is_scratch]
-        counts = nodes.positions[last] // nodes.block_size - nodes.first_columns[rows] + 1  # From the root's.
+        counts = nodes.positions[last] // nodes.block_size - nodes.first_columns[rows] + 1  # Blocks from the root's on.
         number = ranges(counts)
         rows = np.repeat(rows, counts)
         source = self._blocks[np.repeat(segments.block_starts[segment], counts) + number]
