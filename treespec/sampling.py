@@ -28,7 +28,7 @@ def normalise(weights: Tensor, fallback: Tensor | None = None) -> Tensor:
     """`weights / sum(weights)` over the last axis; rows without any mass become `fallback` or stay zero."""
     total = weights.sum(-1, keepdim=True)
     has_mass = total > 0
-    scaled = weights / torch.where(has_mass, total, 1.0)
+    scaled = weights / torch.where(has_mass, total, 1.0)  # Not 0 / 0, which is NaN.
     return scaled if fallback is None else torch.where(has_mass, scaled, fallback)
 
 
@@ -102,7 +102,7 @@ def _search(weights: Tensor, uniform: Tensor) -> Tensor:
         goal = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     else:
         goal = uniform.clamp(max=LARGEST_UNIFORM) * total
-    return torch.searchsorted(cdf, goal, right=True).clamp(max=weights.shape[-1] - 1)
+    return torch.searchsorted(cdf, goal, right=True).clamp(max=weights.shape[-1] - 1)  # Without mass no sum is above.
 
 
 def flatten_at_zeros(cdf: Tensor, weights: Tensor) -> Tensor:
@@ -122,8 +122,9 @@ def race(probs: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Ten
     """
     size = probs.shape[-1]
     if probs.device.type == "cpu" and size >= max(LEAST_SPLIT, 16 * k):
+        # Blocks of sqrt(V / k) tokens need the fewest clocks: V / size + k size.
         return race_of_blocks(probs, k, 1 << round(math.log2(size / k) / 2), generator)
-    speeds = probs / _exponential(probs, generator)
+    speeds = probs / _exponential(probs, generator)  # Not times: a rate of zero gives 0, the last one.
     first = speeds.max(-1, keepdim=True) if k == 1 else speeds.topk(min(k, size), dim=-1)
     return first.indices, first.values
 
@@ -140,7 +141,7 @@ def race_of_blocks(probs: Tensor, k: int, size: int, generator: torch.Generator)
     first = _clocks(blocks.sum(-1), generator).topk(k, dim=-1, largest=False)
     chosen = first.indices.unsqueeze(-1).expand(*first.indices.shape, size)
     clocks = _clocks(blocks.gather(-2, chosen), generator)
-    later = (clocks - clocks.amin(-1, keepdim=True)).nan_to_num_(torch.inf, torch.inf)
+    later = (clocks - clocks.amin(-1, keepdim=True)).nan_to_num_(torch.inf, torch.inf)  # inf - inf without mass.
     best = (first.values.unsqueeze(-1) + later).flatten(-2).reciprocal_().topk(k, dim=-1)
     return first.indices.gather(-1, best.indices // size) * size + best.indices % size, best.values
 
@@ -234,5 +235,5 @@ def _stack_texts(show: Callable[[int], Tensor], texts: Sequence[tuple[int, Path]
     stacked = np.empty((len(texts), width), np.int64)
     for target, (row, path) in zip(stacked, texts, strict=True):
         start, end = width - len(path) - len(rows[row]), width - len(path)
-        target[:start], target[start:end], target[end:] = rows[row][0], rows[row], path
+        target[:start], target[start:end], target[end:] = rows[row][0], rows[row], path  # Their set stays the same.
     return torch.from_numpy(stacked)

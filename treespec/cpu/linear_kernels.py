@@ -113,7 +113,7 @@ class _Packed:
 
     def __init__(self, weight: Tensor | None = None) -> None:
         self.weights: dict[str, Tensor] = {}
-        self._weight = weight
+        self._weight = weight  # Kept, as the words below are read from its memory.
         if weight is not None:
             self._version, self._pointer = weight._version, weight.data_ptr()
             self._watched = _words(weight)

@@ -43,7 +43,7 @@ constexpr int CACHE = 3;
 constexpr int64_t AHEAD = BLOCK, FEW_FLOATS = 5, FEW_BYTES = 3;
 constexpr int CACHE = 2;
 #endif
-typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4)));  // Rows may begin at any float.
 typedef int8_t Bytes __attribute__((vector_size(2 * LANES), aligned(1)));
 typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
 typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
@@ -151,7 +151,7 @@ static float rounded(const float* x, int64_t size, float limit, int16_t* y) {
   for (int64_t k = 0; k < size; k++) most = std::max(most, as_integer(x[k]) & 0x7fffffff);
   float largest;
   std::memcpy(&largest, &most, 4);
-  const float scale = largest > 0 ? limit / largest : 0.0f;
+  const float scale = largest > 0 ? limit / largest : 0.0f;  // Not 0 * inf. A NaN makes the factor NaN.
   for (int64_t k = 0; k < size; k++) y[k] = (int16_t)as_integer(x[k] * scale + ROUNDS);
   return largest / limit;
 }
@@ -282,7 +282,7 @@ static void softmax(float* scores, float scale, const float* mask, int64_t num_s
     for (int64_t at = LANES * c; at < num_slots * COLUMNS; at += COLUMNS) {
       const Vector score = scale * load(scores + at) + (mask ? load(mask + at) : Vector{});
       *(Vector*)(scores + at) = score;
-      highest = score > highest ? score : highest;
+      highest = score > highest ? score : highest;  // A NaN is not higher: it reaches the sum.
     }
     highest = highest == -INFINITY ? Vector{} : highest;  // A query that sees nothing.
     for (int64_t at = LANES * c; at < num_slots * COLUMNS; at += COLUMNS) {

@@ -106,7 +106,7 @@ class NativeLinear(NativePart):
         # A pass calls this hundreds of times: this is the fastest of several equivalent forms.
         *leading, size = inputs.shape
         outputs = inputs.new_empty(*leading, num_outputs)
-        rows, bias = inputs.contiguous(), None if bias is None else bias.contiguous()
+        rows, bias = inputs.contiguous(), None if bias is None else bias.contiguous()  # Alive until the call.
         pointers = rows.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), outputs.data_ptr()
         self._linear(*pointers, inputs.numel() // max(size, 1), size, num_outputs, torch.get_num_threads())
         return outputs
@@ -123,7 +123,7 @@ class Int8Linear(NativeLinear):
 
     def panels(self, weight: Float[Tensor, "out in"]) -> Int8[Tensor, "panels bytes"]:
         """Per panel the weights as int8 and, after them, the bytes of their outputs' float32 scales."""
-        scales = (weight.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        scales = (weight.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)  # Not 0 / 0.
         panels = in_pairs((weight / scales).round().to(torch.int8), self._columns)
         factors = super().panels(scales).view(len(panels), -1)
         return torch.cat([panels.flatten(1), factors.view(torch.int8)], 1)

@@ -153,7 +153,7 @@ class Run:
         with self.clock.timed("prefill"):
             scores = self.target.prefill(*(part.to(self.target.device) for part in (self.prompt_ids, self.prompt_mask)))
             states = scores.hidden_states.items()
-            self.start({layer: columns[:, :-1] for layer, columns in states})
+            self.start({layer: columns[:, :-1] for layer, columns in states})  # The first update has the last state.
         self.notify(lambda observer: observer.on_prefill(scores.hidden_states))
         last = Scores(scores.logits, {layer: columns[:, -1:] for layer, columns in states})
         self.settle(self.roots(), last, before, is_prompt=True)
@@ -181,13 +181,14 @@ class Run:
         with self.clock.timed("commit"):
             emitted, finished = self.emit(verdicts, probs)
             if not is_prompt:
+                # As many nodes as tokens: with the root, without the last token, which is the next root.
                 self.target.commit([v.path[: len(tokens)] for v, tokens in zip(verdicts, emitted, strict=True)])
             verified = VerifiedStep(trees, verdicts, scores, emitted)
-            self.drafter.update(verified)
+            self.drafter.update(verified)  # After `emit`: the history ends with the next root.
             if self.learner is not None and not is_prompt:
                 self.learner.update(verified)
         self.record(verified, before, is_prompt)
-        self.leave(finished)
+        self.leave(finished)  # Last: all before it reads trees and scores of the rows that have finished, too.
 
     def notify(self, what: Callable[[Observer], None]) -> None:
         """Call every observer."""
@@ -207,7 +208,7 @@ class Run:
         is_drafting = self.target.capability != Capability.PLAIN and max(room) >= 1
         if self.control is not None:
             most = max(room) + 1 if is_drafting else 0
-            is_drafting = self.control.choose(len(self.rows), max(self.history.lengths), most)
+            is_drafting = self.control.choose(len(self.rows), max(self.history.lengths), most)  # It times all steps.
         if not is_drafting:
             return self.roots()
         trees = self._propose(room)
@@ -228,6 +229,7 @@ class Run:
         first = self.ranks.agree("trees", own)
         if own == first:
             return trees
+        # Without distributions, as no other rank's verdicts are used.
         return TreeBatch(*(torch.tensor(rows, device="cpu") for rows in first))  # pyright: ignore[reportArgumentType]
 
     def _room(self, index: int) -> int:
@@ -295,7 +297,7 @@ class Run:
         if not any(finished):
             return
         stay = [b for b, is_done in enumerate(finished) if not is_done]
-        self.rows[:] = [self.rows[b] for b in stay]
+        self.rows[:] = [self.rows[b] for b in stay]  # In place: the session's `row_ids` are the same list.
         if stay:
             self.history.select_rows(stay)
             self.target.select_rows(stay)

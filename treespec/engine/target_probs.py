@@ -68,7 +68,7 @@ class TargetProbs:
         if key not in self._scores:
             raw = self.logits[row, node].unsqueeze(0)
             scores = process_texts(self._processors, self._ids(row, node), raw, self._row_ids[row], [node == 0])[0]
-            self._scores[key] = scores, float(scores.amax())
+            self._scores[key] = scores, float(scores.amax())  # NaN where any is: one number shows every fault.
         return self._scores[key]
 
     def probs(self, row: int, node: int) -> Float[Tensor, " V"]:

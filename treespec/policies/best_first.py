@@ -107,8 +107,7 @@ class BestFirst(ShowsOptions):
             ranks = grown
             if builder.is_exhausted(nodes):
                 break
-        keep = is_among_best(ranks, self.num_nodes)
-        return builder.build(keep, is_width_fixed=children == SELECTED)
+        return builder.build(is_among_best(ranks, self.num_nodes), is_width_fixed=children == SELECTED)
 
     def _frontier(
         self,

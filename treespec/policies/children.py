@@ -117,8 +117,7 @@ def _as_children(picked: PickedChildren, arrays: list[np.ndarray], widths: Seque
 
 def on_host(*tensors: Shaped[Tensor, "..."]) -> list[np.ndarray]:
     """Arrays of tensors, by one copy; NumPy has no bfloat16."""
-    copies = download(*tensors)
-    return [copy.float().numpy() if copy.dtype == torch.bfloat16 else copy.numpy() for copy in copies]
+    return [copy.float().numpy() if copy.dtype == torch.bfloat16 else copy.numpy() for copy in download(*tensors)]
 
 
 def _is_within(widths: Sequence[int], k: int) -> Bool[np.ndarray, "_ k"]:

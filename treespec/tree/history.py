@@ -29,8 +29,7 @@ class History:
     @property
     def last_tokens(self) -> Int[Tensor, "B"]:
         """The roots of the next trees."""
-        index = torch.tensor(self.lengths, device="cpu") - 1
-        return self._buffer.gather(1, index.unsqueeze(1)).squeeze(1)
+        return self._buffer.gather(1, torch.tensor(self.lengths, device="cpu").unsqueeze(1) - 1).squeeze(1)
 
     def row(self, row: int) -> Int[Tensor, "L"]:
         """One row, left padding included (as plain `generate` shows it to its processors)."""

@@ -50,7 +50,7 @@ class _CutTree:
 
     def children(self, node: int) -> Sequence[int]:
         children = self.tree.children(node)
-        return children if children and self.is_alive(node) else ()
+        return children if children and self.is_alive(node) else ()  # Asking about a leaf would compute its scores.
 
     def token(self, node: int) -> int:
         return self.tree.token(node)

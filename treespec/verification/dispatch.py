@@ -81,8 +81,7 @@ def verify_batch(
     """
     if _is_dense(rule, trees, target):
         return _dense().verify_dense(rule, trees, target.dense(), coins, draws)
-    sources = map(GivenUniforms, coins.tolist(), draws.tolist())
-    return _verify_rows(rule, trees, target.probs, sources, target)
+    return _verify_rows(rule, trees, target.probs, map(GivenUniforms, coins.tolist(), draws.tolist()), target)
 
 
 def verify_greedy(trees: TreeBatch, target: BatchScores) -> list[Verdict]:
@@ -199,7 +198,7 @@ def _table(probs: Probs) -> Any:
         vocab_size=probs.shape[-1],
         device=probs.device,
         probs=lambda row, node: probs[row, node],
-        has_probs=lambda row, node: bool(probs[row, node].sum() > 0),
+        has_probs=lambda row, node: bool(probs[row, node].sum() > 0),  # False for NaN too.
         dense=lambda: probs,
     )
 

@@ -24,7 +24,7 @@ def has_known_tokens(trees: TreeBatch, vocab_size: int) -> bool:
 
 def may_be_verified(trees: TreeBatch, least: Float[Tensor, "B N"], total: Float[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
     """Whether nodes have a distribution or, other than roots, none at all: only zeros or NaN; True at padding."""
-    is_none = total.isnan() | ((least == 0) & (total == 0))
+    is_none = total.isnan() | ((least == 0) & (total == 0))  # Numbers of both signs may add up to 0.
     return are_totals(least, total) | (is_none & (trees.parents != ROOT_PARENT)) | (trees.parents == PADDING_PARENT)
 
 

@@ -46,7 +46,7 @@ def verify_by_rejection(tree: VerifiableTree, node: int, probs: Any, rng: Random
     for child in tree.children(node):
         token = tree.token(child)
         draft_probs = tree.draft_probs_of(child)
-        if rng.flip(child, min(likelihood_ratio(probs, draft_probs, token), 1)):
+        if rng.flip(child, min(likelihood_ratio(probs, draft_probs, token), 1)):  # min(1, NaN) would be 1.
             return child, probs
         rest = residual_weights(probs, draft_probs, token)
         total = rest.sum()

@@ -86,7 +86,7 @@ class GivenUniforms:
     def flip(self, node: int, prob: Any) -> bool:
         """Whether the coin of `node` is below `prob`: strictly, so that probability zero never happens."""
         prob = float(prob)
-        if math.isnan(prob):
+        if math.isnan(prob):  # coin < NaN is false: it would pass for a rejection.
             raise LogitsError(f"the acceptance probability of node {node} is NaN: check both models' distributions")
         return float(self.coins[node]) < prob
 
@@ -96,6 +96,7 @@ class GivenUniforms:
         total = float(weights.sum())
         if not 0 < total < math.inf:
             raise LogitsError(f"cannot draw the token after node {node}: the weights sum to {total}")
+        # In float32 a uniform has 24 bits, too few for tokens of a probability below 6e-8.
         uniform = torch.tensor(float(self.draws[node]), dtype=torch.float64, device=weights.device)
         return int(inverse_cdf(weights, uniform))
 

@@ -49,13 +49,13 @@ def _visits(tree: VerifiableTree, node: int, mass: Any, weights: Any) -> Iterato
     for child in tree.children(node):
         token = tree.token(child)
         draft_probs = tree.draft_probs_of(child)
-        yield Visit(child, min(scale * likelihood_ratio(weights, draft_probs, token), 1))
+        yield Visit(child, min(scale * likelihood_ratio(weights, draft_probs, token), 1))  # min(1, NaN) would be 1.
         rest = residual_weights(scale * weights, draft_probs, token)
         total = rest.sum()
-        if total == 0:
+        if total == 0:  # NaN is not: it reaches a decision, which raises.
             # Nothing is left below a rejected child. The root, always accepted, emits from the distribution before.
             mass = 0
             break
-        mass = total / (total + (1 - mass))
+        mass = total / (total + (1 - mass))  # `total + 1 - mass` would lose the bits of a small total.
         weights, scale = rest, mass / total
     yield Visit(node, mass, weights)

@@ -63,7 +63,7 @@ def walk_up(tree: VerifiableTree, target_probs: NodeProbs, rng: RandomSource, vi
                 path.append(node)
                 waiting.append(enter(node, mass))
         elif len(path) == 1 or rng.flip(node, mass):  # The root is accepted without a coin.
-            probs = target_probs(node) if weights is None else weights
+            probs = target_probs(node) if weights is None else weights  # A leaf's is made once it is accepted.
             return Verdict(tuple(path), rng.pick(node, probs), is_bonus=weights is None)
         else:
             path.pop()
@@ -74,7 +74,7 @@ def likelihood_ratio(probs: Any, draft_probs: Any | None, token: int) -> Any:
     """`probs[token] / draft_probs[token]`, a scalar; None is a point mass. Raises `InvalidTreeError`: x / 0."""
     if draft_probs is None:
         return probs[token]
-    if not draft_probs[token] > 0:
+    if not draft_probs[token] > 0:  # Not `<= 0`: NaN raises too.
         raise InvalidTreeError(
             f"token {token} was drafted, and its stored draft distribution gives it {float(draft_probs[token])}: store "
             "the distribution that was really sampled from, after the draft model's own processors"

@@ -64,10 +64,10 @@ def with_segments(backend: Any, path: str) -> Any:
         """Copies the root's block and writes ancestors once more, before it writes the pass's own keys and values."""
 
         def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Any, slot_mapping: Any) -> None:
-            metadata = (get_forward_context().attn_metadata or {}).get(layer.layer_name)
+            metadata = (get_forward_context().attn_metadata or {}).get(layer.layer_name)  # None in dummy runs.
             if (segments := getattr(metadata, "segments", None)) is not None:
                 source, target = segments.block_copies
-                kv_cache.index_copy_(0, target, kv_cache.index_select(0, source))
+                kv_cache.index_copy_(0, target, kv_cache.index_select(0, source))  # Before tokens are written there.
                 tokens, again = segments.rewrites
                 super().do_kv_cache_update(layer, key[tokens], value[tokens], kv_cache, again)
             super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
@@ -122,6 +122,6 @@ def expand(metadata: Any, plan: SegmentPlan, num_tokens: int) -> Any:
         is_prefilling=None if metadata.is_prefilling is None else metadata.is_prefilling[plan.requests],
         req_idx=None if metadata.req_idx is None else metadata.req_idx[plan.requests],
         mm_req_doc_ranges=ranges,
-        _num_computed_tokens_cache=None,
+        _num_computed_tokens_cache=None,  # vLLM keeps these two by request.
         _token_to_req_indices_cache=None,
     )

@@ -47,7 +47,7 @@ class JoinedScorer(TreeScorer):
 def _joined(first: SlotCache, second: SlotCache) -> SlotCache:
     """The rows of both caches, which the first one holds then; neither has pending nodes."""
     most = max(first.num_slots, second.num_slots)
-    spare = [most - slots.num_slots for slots in (first, second)]
+    spare = [most - slots.num_slots for slots in (first, second)]  # In front: nodes follow the last slot of every row.
     for layers in zip(filled_layers(first.cache), filled_layers(second.cache), strict=True):
         for name in ("keys", "values"):
             parts = [pad(getattr(layer, name), (0, 0, n, 0)) for layer, n in zip(layers, spare, strict=True)]

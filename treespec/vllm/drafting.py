@@ -124,7 +124,7 @@ class Drafting:
         if kept:
             self.drafter.update(flat_step(kept, trees, logits, starts))
         if joined:
-            self._history.add_rows([row.text() for row in joined])
+            self._history.add_rows([row.text() for row in joined])  # After `update`: these have this step's tokens.
             self.drafter.add_rows(len(joined))
         self.requests = [row.request for row in (*kept, *joined)]
 

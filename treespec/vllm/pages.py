@@ -26,7 +26,6 @@ MOST_WAITING = 4096
 SHORT = 32
 """A request with more unread tokens is read in passes of its own, as the others would be padded to its length."""
 
-
 Written = tuple[Float[Tensor, "M Y"], np.ndarray, np.ndarray]
 """States of M tokens, each with its request's block table, int64 [M, columns], and its position, int64 [M]."""
 
@@ -62,7 +61,7 @@ class FeaturePages:
 
     def _forget(self) -> None:
         """Keep the last passes, half of what may wait but at least one: slots of the others may have been written."""
-        self._is_known[:] = False
+        self._is_known[:] = False  # The passes dropped may have written to any slot.
         while self._num_waiting > MOST_WAITING // 2 and len(self._waiting) > 1:
             self._num_waiting -= self._waiting.pop(0)[0]
 
@@ -128,13 +127,13 @@ class PagedFeatures(UnreadFeatures):
 
     def take_row(self, row: int) -> list[Pairs]:
         """One row's pairs but the last, as a batch of one."""
-        return self._take([row], [self._session.history.lengths[row] - 2])
+        return self._take([row], [self._session.history.lengths[row] - 2])  # The last: with the other rows' pairs.
 
     def pass_over_gaps(self) -> None:
         """Begin after what the pages have forgotten: a row's keys of earlier positions stay as they are."""
         for row, (first, count) in enumerate(zip(self.firsts, self.counts, strict=True)):
             gap = self._pages.first_known(row, first, first + count) - first
-            self.firsts[row], self.offsets[row] = first + gap, self.offsets[row] + gap
+            self.firsts[row], self.offsets[row] = first + gap, self.offsets[row] + gap  # Keys have no holes.
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self.firsts = [self.firsts[row] for row in rows]
@@ -198,7 +197,7 @@ class OnPages(LevelDrafter[Any]):
 
         `tables`: the requests' block tables, int64 [B, columns].
         """
-        layers, tables = sorted(set(self.hidden_layers)), tables[: len(step.roots)].copy()
+        layers, tables = sorted(set(self.hidden_layers)), tables[: len(step.roots)].copy()  # vLLM reuses the array.
         # Captured graphs write the next pass's states where these are.
         joined = torch.cat([states[layers.index(layer)] for layer in self.hidden_layers], -1)
 
@@ -216,7 +215,7 @@ class OnPages(LevelDrafter[Any]):
     def _catch_up(self) -> Float[Tensor, "B 1 _"]:
         self._unread.pass_over_gaps()
         counts = self._unread.counts
-        if len(counts) > 1:
+        if len(counts) > 1:  # A single row is never padded.
             for row in np.flatnonzero(np.array(counts) > SHORT).tolist():
                 self._read_alone(row)
         return super()._catch_up()

@@ -125,7 +125,7 @@ class TreeRunner:
         """Copy accepted paths that end in scratch blocks to the requests' own."""
         if step.plan is None or not step.plan.has_segments:
             return
-        self._set_segments(None)
+        self._set_segments(None)  # `_lay_out` sets those of trees only.
         last = np.array([verdict.path[-1] for verdict in step.verdicts])
         copies = step.plan.copies_home(last, self.input_batch.block_table[0].get_numpy_array())
         if copies.shape[1]:

@@ -58,7 +58,7 @@ def path_scores(
     chosen = [row for row, params in enumerate(requests.params) if reads_path(params)]
     if not chosen:
         return logits
-    scores = logits.to(torch.float32, copy=True)
+    scores = logits.to(torch.float32, copy=True)  # Logprobs and drafters read the raw ones.
     owners, outputs, numbers = [], [], []
     for row in chosen:
         paths = trees.trees[row].token_paths

@@ -70,7 +70,7 @@ class SegmentPlan:
         segment = nodes.segments[last]
         is_scratch = segments.is_scratch[segment]
         rows, segment, last = np.flatnonzero(is_scratch), segment[is_scratch], last[is_scratch]
-        counts = nodes.positions[last] // nodes.block_size - nodes.first_columns[rows] + 1
+        counts = nodes.positions[last] // nodes.block_size - nodes.first_columns[rows] + 1  # Blocks from the root's on.
         number = ranges(counts)
         rows = np.repeat(rows, counts)
         source = self._blocks[np.repeat(segments.block_starts[segment], counts) + number]
@@ -121,7 +121,7 @@ def without_room(needed: Int[Ids, "B"], num_free: int) -> np.ndarray:
     """
     order = np.argsort(needed, kind="stable")
     is_cut = np.empty(len(needed), dtype=bool)
-    is_cut[order] = (np.cumsum(needed[order]) > num_free) & (needed[order] > 0)
+    is_cut[order] = (np.cumsum(needed[order]) > num_free) & (needed[order] > 0)  # Chains need none.
     return is_cut
 
 
@@ -143,7 +143,7 @@ def _cut(trees: StepTrees, block_size: int) -> tuple[_Nodes, _Segments]:
     starts = np.searchsorted(rows, np.arange(len(trees.parents)))
     parents = trees.parents[rows, columns]
     is_first = parents != columns - 1
-    is_first[starts] = True
+    is_first[starts] = True  # A root's parent, -1, is its column less one too.
     first = np.flatnonzero(is_first)
     last = np.append(first[1:], len(rows)) - 1
     positions = trees.positions[rows] + trees.depths[rows, columns]
@@ -178,7 +178,7 @@ def _plan(trees: StepTrees, nodes: _Nodes, segments: _Segments, block_table: Ids
 
     owners = np.repeat(scratch, segments.num_blocks[scratch])
     columns = ranges(segments.num_blocks[scratch])
-    is_inside = trees.positions[segments.rows[scratch]] % size > 0
+    is_inside = trees.positions[segments.rows[scratch]] % size > 0  # Else the root begins its block: nothing to copy.
     copied = scratch[is_inside]
     rows = segments.rows[copied]
     ancestor, segment = _ancestors(nodes, segments, scratch)

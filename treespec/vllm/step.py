@@ -35,7 +35,7 @@ class StepVerifier:
         starts, nodes = np.array(requests.starts)[:, None], np.arange(trees.max_nodes)
         numbers = np.where(trees.parents.numpy() != PADDING_PARENT, starts + nodes, 0)
         is_sampled = [param.temperature >= LEAST_TEMPERATURE for param in requests.params]
-        sampled = np.flatnonzero(is_sampled & ~requests.is_discarded).tolist()
+        sampled = np.flatnonzero(is_sampled & ~requests.is_discarded).tolist()  # Chunks of prompts emit nothing.
         verdicts: dict[int, Verdict] = {}
         if len(sampled) < trees.num_rows:
             best = self._sampler.greedy_sample(scores.float()).cpu().numpy()[numbers]

@@ -40,8 +40,7 @@ class FlatProbs:
         return self.scores.device
 
     def probs(self, row: int, node: int) -> Float[Tensor, " V"]:
-        number = self.numbers[row, node]
-        return self.as_probs(self.scores[number].unsqueeze(0), self.requests[row : row + 1])[0]
+        return self.as_probs(self.scores[self.numbers[row, node]].unsqueeze(0), self.requests[row : row + 1])[0]
 
     def has_probs(self, row: int, node: int) -> bool:
         # The filters keep the best token.

@@ -95,7 +95,7 @@ class TokenRecycling(SessionSource):
             step = self._unread.popleft()
             top, tokens = step.top_tokens(table.shape[1]), step.trees.tokens[step.trees.parents != PADDING_PARENT]
             self._count_hits(table[tokens], top)
-            table.numpy()[tokens.numpy()] = top.numpy()
+            table.numpy()[tokens.numpy()] = top.numpy()  # PyTorch does not say which of equal tokens counts.
         return table
 
     def __getstate__(self) -> dict[str, Any]:
@@ -142,8 +142,7 @@ class TokenRecycling(SessionSource):
 
     def expand(self, frontier: Frontier) -> Proposal:
         candidates = self.table[frontier.tokens]
-        probs = torch.where(candidates >= 0, self.rank_probs, 0.0)
-        return Proposal(probs, candidates.clamp(min=0))
+        return Proposal(torch.where(candidates >= 0, self.rank_probs, 0.0), candidates.clamp(min=0))
 
     def _count_hits(self, known: Tensor, top: Tensor) -> None:
         """Count which rank held the target's most likely token, before the table is updated."""

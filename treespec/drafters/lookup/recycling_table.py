@@ -53,7 +53,7 @@ def count_table(tokens: Tensor, top: Tensor, vocab_size: int) -> Table:
     pairs, inverse = (tokens.unsqueeze(1) * vocab_size + top).flatten().unique(return_inverse=True)
     totals = torch.zeros(len(pairs), dtype=torch.float64, device="cpu").index_add(0, inverse, weights)
     order = totals.sort(descending=True, stable=True).indices
-    order = order[(pairs[order] // vocab_size).sort(stable=True).indices]
+    order = order[(pairs[order] // vocab_size).sort(stable=True).indices]  # By token; totals stay sorted.
     owners = pairs[order] // vocab_size
     ranks = torch.arange(len(order), device="cpu") - torch.searchsorted(owners, owners)
     is_kept = ranks < width

@@ -106,8 +106,7 @@ class SuffixLookup(ShowsOptions):
         roots = [row.ending(1)[0] for row in self._rows]
         matches = [self._best(row, budget, depth)[1] for row in self._rows]
         starts = [None if match is None else match.node(self._smoothing, self._max_factor) for match in matches]
-        source = TrieSource(roots, starts, self._min_prob, self._session.is_sampling)
-        return policy.grow(source, max_depth)
+        return policy.grow(TrieSource(roots, starts, self._min_prob, self._session.is_sampling), max_depth)
 
     def update(self, step: VerifiedStep) -> None:
         """Every row's text grows."""
@@ -146,7 +145,7 @@ class SuffixLookup(ShowsOptions):
 
     def _matches(self, row: SuffixText, ending: Sequence[int]) -> list[Match]:
         """Matches in both texts, longest first, without those that occur only where a longer one does."""
-        found = [(row, row.find(ending, len(row) - 1))]
+        found = [(row, row.find(ending, len(row) - 1))]  # Without the ending itself, which nothing follows.
         if self.store is not None:
             found.append((self.store.text, self.store.find(ending)))
         matches = []
@@ -157,7 +156,7 @@ class SuffixLookup(ShowsOptions):
                 if occurrences.num_found > num_longer:
                     num_longer = occurrences.num_found
                     matches.append(Match(length, text, occurrences))
-        return sorted(matches, key=lambda match: -match.length)
+        return sorted(matches, key=lambda match: -match.length)  # Stable: the row's own text comes first.
 
 
 class TrieSource:

@@ -88,7 +88,7 @@ class SuffixText:
         width = 1
         while width < depth:
             before = np.concatenate([np.zeros(min(width, len(rank)), dtype=np.int64), rank[:-width]])
-            rank = np.unique(rank * (rank.max() + 1) + before, return_inverse=True)[1]
+            rank = np.unique(rank * (rank.max() + 1) + before, return_inverse=True)[1]  # Ids < 2^31: no overflow.
             width *= 2
         self._order = np.argsort(rank, kind="stable").astype(np.int32).data
 

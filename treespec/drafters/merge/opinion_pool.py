@@ -88,7 +88,7 @@ class OpinionPool:
         """Pooled probabilities of every child, and of none of them."""
         weights = {voter: self.weights[voter] if len(group.voters) > 1 else 1.0 for voter in group.voters}
         scores = [sum(weights[voter] * value for voter, value in log.items()) for log in logs]
-        top = max(scores)
+        top = max(scores)  # Scores are negative: every exp could be zero without it.
         masses = [math.exp(score - top) for score in scores]
         total = sum(masses)
         return [mass / total for mass in masses]

@@ -90,8 +90,7 @@ class ReEncoding(ShowsOptions):
         paths = [self._encode(tree, values, tail, max_depth) for tree, values, tail in rows]
         num_nodes = policy_of_call(self._session).max_nodes
         roots = zip(self._tails, paths, strict=True)
-        trees = [tree_of_paths(tail[-1], found, num_nodes) for tail, found in roots]
-        return TreeBatch.from_host_trees(trees)
+        return TreeBatch.from_host_trees([tree_of_paths(tail[-1], found, num_nodes) for tail, found in roots])
 
     def update(self, step: VerifiedStep) -> None:
         """Update the draft model with the emitted text; its own drafted tokens stay as far as they spell that text."""

@@ -95,7 +95,7 @@ class LevelDrafter(HeadDrafter[Head]):
         nodes = slots[:, -num_nodes:]
         committed = np.arange(keys.num_committed)
         is_seen = np.repeat((committed < lengths)[:, None], num_nodes, 1)
-        is_above = frontier.ancestors.numpy()[..., 1:]
+        is_above = frontier.ancestors.numpy()[..., 1:]  # Without the root, whose key is committed.
         if self._window is not None:
             is_seen &= self._sees(nodes[..., None], committed)
             is_above = is_above & self._sees(nodes[..., None], slots[:, None, 1:])

@@ -51,6 +51,7 @@ class UnreadFeatures:
     def add(self, step: VerifiedStep) -> None:
         """Keep the emitted tokens and the states before them."""
         counts = [len(tokens) for tokens in step.emitted]
+        # A node's state pairs with the token after it, so the path begins with the root.
         paths = [verdict.path[:count] for verdict, count in zip(step.verdicts, counts, strict=True)]
         (index,) = upload(self._session.device, torch.tensor(pad_rows(paths, 0), device="cpu"))
         states = take_columns(self._join_layers(step.scores.hidden_states), index)

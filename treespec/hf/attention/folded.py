@@ -189,7 +189,7 @@ def _made_of(
     key = (id(mask), num_groups, native is not None)
     if key not in current.masks:
         if native is None:
-            made = _additive(mask, dtype).repeat(1, 1, num_groups, 1)
+            made = _additive(mask, dtype).repeat(1, 1, num_groups, 1)  # PyTorch converts a bool one in every layer.
         else:
             made = native.as_panels(_additive(mask, torch.float32), num_groups)
         current.masks[key] = mask, made

@@ -134,6 +134,7 @@ def attention_layout(config: PreTrainedConfig, types: Collection[str] | None = N
     }
     types = getattr(text, "layer_types", None) if types is None else types
     if types is None:
+        # transformers' models without layer types apply a window in all layers.
         return AttentionLayout(implementation, {None: next((r for r in reaches.values() if r.size), Reach("full"))})
     unknown = set(types) - set(reaches)
     if unknown:

@@ -52,7 +52,7 @@ class PositionPatches:
     def applied(self, attention: TreeAttention) -> Iterator[TreeAttention]:
         """Patch the model for a pass with a mask over `attention`'s nodes; yields the attention to call it with."""
         keys = attention.key_positions
-        if not self or attention.mask is None or keys is None:
+        if not self or attention.mask is None or keys is None:  # Without a mask slots are positions.
             yield attention
             return
         with ExitStack() as stack:

@@ -70,7 +70,7 @@ class RopeByLength:
             return
         positions = _highest(position_ids)
         lengths = (positions + self._behind.to(positions.device).unsqueeze(1) + 1).clamp(min=self._first)
-        lengths = lengths.clamp(min=self.threshold)
+        lengths = lengths.clamp(min=self.threshold)  # All shorter texts have the same frequencies: one turn.
         with ExitStack() as stack:
             for module, copy in self._modules:
                 stack.enter_context(replaced(module, "forward", _by_length(copy, lengths)))

@@ -53,6 +53,7 @@ def check_cache(cache: Cache) -> None:
     if getattr(cache, "offloading", False):
         raise UnsupportedModelError("an offloaded cache cannot be cut back to a path: pass cache_implementation=None")
     for number, layer in enumerate(cache.layers):
+        # By type, as transformers' subclasses of these drop tokens or quantise them.
         if type(layer) not in (DynamicLayer, StaticLayer, DummyLayer) and not isinstance(layer, GrowingLayer):
             raise UnsupportedModelError(
                 f"cache layer {number} is a {type(layer).__name__}, from which rejected nodes cannot be removed "
@@ -127,7 +128,7 @@ def row_cache(cache: Cache, row: int, num_tokens: int) -> Cache:
     """
     twin = copy(cache)
     twin.layers = [copy(layer) for layer in cache.layers]
-    restore(twin, snapshot(cache))
+    restore(twin, snapshot(cache))  # Copies of states, which passes update in place.
     twin.reorder_cache(torch.tensor([row], device="cpu"))  # pyright: ignore[reportArgumentType]
     layers: list[Any] = [layer for layer in twin.layers if getattr(layer, "keys", None) is not None]
     for layer in layers:

@@ -56,12 +56,13 @@ class GrowingLayer(DynamicLayer):
     ) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G S _"]]:
         """Append the states of F tokens; returns those of all S slots. Keys and values may differ in size."""
         wants_gradient = torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad)
+        # A later pass would write where autograd has saved views of the buffer.
         if wants_gradient or torch.compiler.is_compiling():
             return super().update(key_states, value_states, *args, **kwargs)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         held, count = cast(Tensor, self.keys), key_states.shape[-2]
-        start = held.shape[-2] if held.ndim == key_states.ndim else 0
+        start = held.shape[-2] if held.ndim == key_states.ndim else 0  # Empty ones have one axis.
         rooms = self.rooms
         if rooms is None or not self.lies_in_rooms or not rooms.fit(key_states, value_states, start + count):
             rooms = self._new_rooms(key_states, value_states, start)
@@ -105,7 +106,7 @@ class GrowingLayer(DynamicLayer):
     def __copy__(self) -> GrowingLayer:
         """A layer that holds the same tokens and allocates its own buffer when it grows."""
         twin = GrowingLayer()
-        vars(twin).update(_without_rooms(self))
+        vars(twin).update(_without_rooms(self))  # Sharing rooms, both would write to the same slots.
         return twin
 
 

@@ -72,7 +72,7 @@ class SlotCache:
 
     def commit(self, paths: Paths) -> None:
         """Keep the accepted paths and drop the other pending nodes; raises as `commit_cache` does."""
-        check_paths(paths, len(self.lengths), self.num_pending)
+        check_paths(paths, len(self.lengths), self.num_pending)  # Before anything moves.
         keep_paths(filled_layers(self.cache), self.num_slots, paths)
         self.num_pending = 0
         is_ragged = len({len(path) for path in paths}) > 1
@@ -91,23 +91,26 @@ class SlotCache:
                 layer.batch_size = len(rows)
         self.lengths = [self.lengths[row] for row in rows]
         self._set_slots(self.slots.mask.index_select(0, index))
+        # A single row without holes needs no mask for chains.
         if self.num_holes and (len(rows) == 1 or self._is_compact or self._is_repacking_worth_it):
             self._repack()
 
     @property
     def _is_repacking_worth_it(self) -> bool:
         """Every pass attends to the holes too: copying the cache once pays when an eighth of its slots are holes."""
-        return self._max_slots is None and self.num_holes * 8 > self.num_slots
+        return self._max_slots is None and self.num_holes * 8 > self.num_slots  # Static: all slots are read anyway.
 
     def _set_slots(self, slot_mask: Bool[Tensor, "B S"]) -> None:
-        is_contiguous = min(self.lengths) == slot_mask.shape[1]
+        is_contiguous = min(self.lengths) == slot_mask.shape[1]  # So lengths are set before masks.
         self.slots = CachedSlots(slot_mask, is_contiguous, self._max_slots, self._device)
 
     def _repack(self) -> None:
         """Move every row's tokens together, the last ones aligned, and cut the slots that no row needs."""
         mask = self.slots.mask
         end = self.num_slots
+        # Holes sort before tokens, which keep their order; what stays of them is left padding of shorter rows.
         order = mask.long().argsort(dim=1, stable=True)[:, self.num_holes :]
+        # These move along, as their ids count from the end of the committed slots.
         pending = torch.arange(end, end + self.num_pending, device="cpu").expand(mask.shape[0], -1)
         _move_to_front(filled_layers(self.cache), 0, torch.cat([order, pending], dim=1))
         self._set_slots(mask.gather(1, order))
@@ -157,6 +160,7 @@ def keep_paths(layers: Sequence[FilledLayer], num_slots: int, paths: Paths) -> N
     if all(list(path) == list(range(len(path))) for path in paths):  # All are there already.
         _cut(layers, num_slots + max(len(path) for path in paths))
         return
+    # Shorter paths are filled up with their row's node 0, which the mask hides.
     _move_to_front(layers, num_slots, torch.tensor(pad_rows(paths, 0), device="cpu") + num_slots)
 
 
@@ -164,7 +168,7 @@ def _move_to_front(layers: Sequence[FilledLayer], start: int, index: Int[Tensor,
     """Copy the slots `index` to `start` and the L - 1 slots after it; cut what follows."""
     copies = _copies(index, layers)
     for states in stacked_states(layers):
-        source = _take(states, copies[states.device])
+        source = _take(states, copies[states.device])  # A copy first: the slots may overlap.
         states.narrow(-2, start, index.shape[1]).copy_(source)
     _cut(layers, start + index.shape[1])
 
@@ -177,7 +181,7 @@ def _copies(index: Int[Tensor, "..."], layers: Sequence[FilledLayer]) -> dict[to
 def _take(states: Float[Tensor, "N B G S d"], index: Int[Tensor, "B L"]) -> Float[Tensor, "N B G L d"]:
     """A copy of the slots `index`, which is where the states are."""
     if states.shape[1] == 1:
-        return states.index_select(-2, index[0])
+        return states.index_select(-2, index[0])  # Copies whole slots; `gather` reads an index per number.
     expanded = index[:, None, :, None].expand(states.shape[0], -1, states.shape[2], -1, states.shape[4])
     return states.gather(-2, expanded)
 
@@ -186,7 +190,7 @@ def _cut(layers: Sequence[FilledLayer], end: int) -> None:
     """Drop the slots from `end` on, in growing layers by views: the slots are written to again."""
     for layer in layers:
         if isinstance(layer, StaticLayer):
-            layer.cumulative_length.fill_(end)
+            layer.cumulative_length.fill_(end)  # In place: compiled passes have recorded its address.
         elif layer.keys.shape[-2] <= end:
             continue
         elif isinstance(layer, GrowingLayer) and layer.rooms is not None and layer.lies_in_rooms:

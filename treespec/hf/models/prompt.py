@@ -98,7 +98,7 @@ def drop_last_token(cache: Cache, num_tokens: int, name: str) -> None:
             f"{name} caches something other than the prompt's {num_tokens} tokens in some of its layers "
             "(cross-attention to images): its tokens cannot be verified ahead"
         )
-    keep_paths(layers, 0, [range(num_tokens - 1)])
+    keep_paths(layers, 0, [range(num_tokens - 1)])  # Slots stay where they are: one path serves all rows.
 
 
 def placeholder_ids(config: Any) -> set[int]:

@@ -147,17 +147,17 @@ class RecurrentScorer(ModelScorer):
     def _extend_row(self, row: Row, chain: Int[Tensor, " L"]) -> Scores | None:
         if not len(chain):
             return None
-        row.state = row.state or snapshot(row.cache)
+        row.state = row.state or snapshot(row.cache)  # Later passes of a step begin after pending tokens.
         row.pending += chain.tolist()
         return self._feed(row, chain)
 
     def _commit_row(self, row: Row, num_kept: int) -> None:
         dropped = len(row.pending) - num_kept
         if dropped and row.state is not None:
-            restore(row.cache, row.state)
+            restore(row.cache, row.state)  # A state cannot be cut back: what stays is read once more.
             row.length -= len(row.pending)
             replayed = torch.tensor(row.pending[:num_kept], dtype=torch.int64, device=self.device)
-            step = 1 if self.capability == Capability.PLAIN else max(num_kept, 1)
+            step = 1 if self.capability == Capability.PLAIN else max(num_kept, 1)  # PLAIN: grouping changes numbers.
             for tokens in replayed.split(step) if num_kept else ():
                 self._feed(row, tokens, has_last_logits_only=True)
         row.state, row.pending = None, []

@@ -124,7 +124,7 @@ class TreeScorer(ModelScorer):
         cache = self._empty_cache(num_rows) if given is None else given
         self._drop_pending(num_rows)
         self._slots = SlotCache(cache, mask[:, :0], [0] * num_rows, self._is_compact)
-        self._slots.append(ids.shape[1])
+        self._slots.append(ids.shape[1])  # Before the pass, so that a full static cache is an error.
         scores = Scores(torch.empty(num_rows, 0, self.vocab_size, dtype=self.facts.dtype, device=self.device))
         if prompt is not None:
             return self._read_prompt(prompt, mask, num_cached)
@@ -134,7 +134,7 @@ class TreeScorer(ModelScorer):
             with self._prepared(ids[:, num_cached:], attention, is_prefill=True) as (inputs, positions):
                 scores = self._run(self.facts.model, inputs, positions, has_last_logits_only=True)
         self._slots = SlotCache(cache, mask, lengths, self._is_compact)
-        return scores._replace(logits=scores.logits[:, -1:])
+        return scores._replace(logits=scores.logits[:, -1:])  # Models without `logits_to_keep` return all.
 
     @torch.no_grad()
     def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
@@ -153,7 +153,7 @@ class TreeScorer(ModelScorer):
         if self.capability != Capability.TREE and not is_known_chain(pending):
             raise UnsupportedModelError(f"{self.facts.name} can only score chains, got a tree: use a chain policy")
         self._check_single(num_new)
-        slots.append(num_new)
+        slots.append(num_new)  # Before the mask is made, as this may repack.
         self._parents = pending
         attention, (tokens,) = self._attend(slots.slots, pending, num_new).upload(self.device, tokens)
         with (
@@ -256,6 +256,7 @@ class TreeScorer(ModelScorer):
     def _check_depths(self, parents: Int[Tensor, "B N"]) -> None:
         """Raise `ContextFullError` when a pending node's position is beyond the position table."""
         longest = max(self._state.lengths, default=0)
+        # No node is deeper than there are nodes: depths are made near the end alone.
         if self.max_positions is None or longest + parents.shape[1] <= self.max_positions:
             return
         depths = (ancestor_mask(parents).sum(-1)).amax(1).tolist()

@@ -24,6 +24,7 @@ def tree_convolution(
     num_held = inputs.shape[-1] - nodes.parents.shape[1]
     columns = nodes.windows(weight.shape[-1]) + num_held
     windows = along(inputs, columns.flatten(1), -1).to(weight.dtype)
+    # Windows are side by side: with a smaller stride some would reach into the next one.
     result = torch.nn.functional.conv1d(
         windows, weight.unsqueeze(1), bias, stride=weight.shape[-1], groups=weight.shape[0]
     )

@@ -69,7 +69,7 @@ class TreeNodes:
             column = torch.arange(self.num_old, num_nodes, device="cpu").expand(num_rows, -1)
             columns = [column]
             for _ in range(width - 1):
-                above = self.parents.gather(1, column.clamp(min=0)).clamp(min=-1)
+                above = self.parents.gather(1, column.clamp(min=0)).clamp(min=-1)  # -2 may not be among the held.
                 column = torch.where(column >= 0, above, column - 1)
                 columns.insert(0, column)
             self._windows[width] = upload(self.device, torch.stack(columns, 2))[0]

@@ -121,6 +121,7 @@ class StateScorer(TreeScorer):
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         super().commit(paths)
         has_step, self._step = self._step is not None, None
+        # The states have read a step, node 0, already; the layers' nodes count from the one after it.
         found = Paths.of([[node - 1 for node in path[1:]] for path in paths] if has_step else paths, self.device)
         for layer in self._layers:
             layer.commit(found)

@@ -45,7 +45,7 @@ class DraftedTree:
             self.cells.append((rank > 0, bisect(BIN_EDGES, claim) if tree.values else -1))
             self.depths.append(self.depths[above] + 1)
             self.probs.append(self.probs[above] * known.estimate(claim, self.cells[-1:]))
-        self.order = sorted(range(1, len(self.parents)), key=lambda node: -self.probs[node])
+        self.order = sorted(range(1, len(self.parents)), key=lambda node: -self.probs[node])  # Stable: parents first.
 
     def learn(self, known: Calibration, emitted: Sequence[int]) -> None:
         """Count the children of right nodes whose next token is known; the root is right."""

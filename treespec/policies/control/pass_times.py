@@ -57,7 +57,7 @@ class Times:
         """Learn one time."""
         expected = self.relative(features)
         self.latest.append(max(time, 1e-6) / expected)
-        self.scale = median_low(self.latest)
+        self.scale = median_low(self.latest)  # The lower of two, as a process's first times are long.
         value = min(max(time / self.scale, expected / MOST_ERROR), MOST_ERROR * expected)
         observed = np.array([*features, value]) / expected
         self._sums = FORGETTING * self._sums + observed[:-1, None] * observed

@@ -65,11 +65,11 @@ def make_plan(trees: TreeBatch, has_masses: bool) -> Plan:
         first = row * trees.max_nodes
         found += _children(tree, first, has_masses, chains)
     num_nodes = trees.tokens.numel()
-    columns = np.array(sorted(found), dtype=np.int64).reshape(-1, 7).T.copy()
+    columns = np.array(sorted(found), dtype=np.int64).reshape(-1, 7).T.copy()  # A wave is a slice then.
     waves, nodes, parents, tokens, draft_rows, siblings, heads = columns
-    numbers = np.full(num_nodes + 1, -1)
+    numbers = np.full(num_nodes + 1, -1)  # The last one is for -1, no such node.
     numbers[nodes] = np.arange(len(nodes))
-    sibling_of = np.append(siblings, -1)
+    sibling_of = np.append(siblings, -1)  # The last one is for M, no head.
     is_first = siblings < 0
     is_headed = is_first & (heads >= 0)
     head_numbers = np.where(is_headed, numbers[heads], len(nodes))

@@ -84,7 +84,7 @@ def outcomes(
         entered[node] = min(scale * weight / drawn, 1.0) if drawn > 0 else 0.0
         if has_masses:
             masses[node] = scales[node] = entered[node]
-            is_open[node] = is_open[node] and entered[node] > 0
+            is_open[node] = is_open[node] and entered[node] > 0  # Below mass zero all numbers are NaN: q / 0.
         if scale * total > 0:
             left = scale * total + (1 - mass)
             masses[parent], scales[parent], rows[parent] = scale * total / left, scale / left, num_nodes + number
@@ -131,7 +131,7 @@ def _fill_rests(plan: Plan, cells: Cells, factors: Float[Tensor, "M"] | None) ->
         scales = _scales_after(plan, cells, factors, wave) if wave.start else cells.scales[wave]
         rows = add_scaled(cells.table, gathers.bags[wave], gathers.starts[: len(scales)], scales)
         torch.clamp(rows, min=0, out=rests[wave])
-        if wave.stop < len(plan.nodes):
+        if wave.stop < len(plan.nodes):  # The last wave's sums are read by no other.
             torch.sum(rests[wave], -1, out=cells.sums[wave])
 
 
