@@ -70,6 +70,18 @@ def test_zero_residual_mass_falls_back_to_the_distribution_before(name: str, voc
     assert verify_dense(RULES[name], *batch) == [verdict] == verify_rows(RULES[name], *batch)
 
 
+@pytest.mark.parametrize("name", ["recursive", "traversal"])
+def test_one_over_a_residual_may_be_beyond_float32(name: str) -> None:
+    """Such tails come from low temperatures; with a coin near one both siblings are rejected."""
+    probs = torch.tensor([1 - 2**-24, 0.0, 1e-40]).repeat(3, 1)
+    tree = TokenTree(torch.tensor([9, 0, 1]), torch.tensor([-1, 0, 0]))
+    coins, draws = torch.full((3,), 1 - 2**-30, dtype=torch.float64), torch.full((3,), 0.5, dtype=torch.float64)
+    verdict = verify(tree, probs, name, coins=coins, draws=draws)
+    batch = (TreeBatch.from_trees([tree]), probs[None], coins[None], draws[None])
+    assert verify_dense(RULES[name], *batch) == [verdict] == verify_rows(RULES[name], *batch)
+    assert verdict == Verdict((0,), 2, is_bonus=False)
+
+
 @pytest.mark.parametrize("name", ["recursive", "traversal", "token", "block"])
 def test_coins_are_strict(name: str) -> None:
     """Probability zero never happens, not even at coin 0; probability one always does, and the root has no coin."""

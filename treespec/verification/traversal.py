@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from treespec.protocols import NodeProbs, RandomSource, VerifiableTree
 from treespec.tree import Verdict
 from treespec.verification.rule import BaseRule, Requirements
 from treespec.verification.walks import Visit, likelihood_ratio, residual_weights, walk_up
+
+TINY = torch.finfo(torch.float32).tiny
+"""One over a smaller sum may be infinite."""
 
 
 @dataclass(frozen=True)
@@ -57,5 +62,5 @@ def _visits(tree: VerifiableTree, node: int, mass: Any, weights: Any) -> Iterato
             mass = 0
             break
         mass = total / (total + (1 - mass))  # `total + 1 - mass` would lose the bits of a small total.
-        weights, scale = rest, mass / total
+        weights, scale = (rest / total, mass) if total < TINY else (rest, mass / total)
     yield Visit(node, mass, weights)

@@ -126,3 +126,17 @@ def test_steps_with_many_logits_are_learned_at_once(monkeypatch):
     roots = loop.history.last_tokens.unsqueeze(1)
     loop.step(TreeBatch(roots, torch.full_like(roots, -1)))
     assert not drafter._unread
+
+
+def test_waiting_steps_together_have_a_bounded_number_of_logits(monkeypatch):
+    """Each later step here is as large as several of the first ones together."""
+    drafter = TokenRecycling()
+    loop = Loop(drafter, PROMPTS, BestFirst(8))
+    roots = loop.history.last_tokens.unsqueeze(1)
+    size = roots.numel() * VOCAB
+    monkeypatch.setattr(recycling, "MANY_LOGITS", 6 * size)
+    for num_nodes in (1, 1, 1, 1, 4, 4):
+        parents = torch.arange(-1, num_nodes - 1).repeat(len(roots), 1)
+        loop.step(TreeBatch(roots.repeat(1, num_nodes), parents))
+        assert sum(step.scores.logits.numel() for step in drafter._unread) <= 6 * size
+    assert len(drafter._unread) == 1

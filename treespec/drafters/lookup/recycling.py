@@ -80,11 +80,10 @@ class TokenRecycling(SessionSource):
     def update(self, step: VerifiedStep) -> None:
         """Learn from a step, when the table is next read."""
         self._unread.append(step)
-        sizes = [unread.scores.logits.numel() for unread in self._unread]
         # On accelerators a recorded pass may write its logits where it wrote these.
-        if sizes[-1] > MANY_LOGITS or step.scores.logits.device.type != "cpu":
+        if step.scores.logits.numel() > MANY_LOGITS or step.scores.logits.device.type != "cpu":
             self._read()
-        elif sum(sizes) > MANY_LOGITS:
+        while sum(unread.scores.logits.numel() for unread in self._unread) > MANY_LOGITS:
             self._unread.popleft()
 
     def _read(self) -> Tensor:

@@ -140,7 +140,8 @@ class TreeScorer(ModelScorer):
     def extend(self, tokens: Int[Tensor, "B F"], parents: Int[Tensor, "B F"]) -> Scores:
         """See `CausalScorer`.
 
-        After an error the cache is unchanged.
+        After these errors the cache is unchanged. After one in the pass itself, such as a lack of memory, commit empty
+        paths before another call.
 
         Raises:
             ContextFullError: a node's position is beyond the position table, or a static cache is full.
