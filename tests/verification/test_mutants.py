@@ -26,7 +26,8 @@ from treespec.verification import RULES
 CHAIN, PAIR, SQUARE = SHAPES["chain"], FixedShape.kary(2), FixedShape.kary(2, 2)
 CHILDREN, PROBS = "in tree.children(node):", "tree.draft_probs_of(child)"
 DISTINCT, SAMPLED = "in distinct(tree, node):", "draft(tree.contexts[node])"
-MASS = "mass = total / (total + (1 - mass))\n        weights, scale = rest, mass / total"
+LATER = "weights, scale = (rest / total, mass) if total < TINY else (rest, mass / total)"
+MASS = f"mass = total / (total + (1 - mass))\n        {LATER}"
 DRAFT_PROB = "tree.base_distributions[c][tree.token(c)]"
 OF_TARGET = ("for child in", "whole = probs\n    for child in", "return None, probs", "return None, whole")
 OF_PAIR = (
@@ -63,7 +64,7 @@ MUTANTS: dict[str, tuple[VerifyingRule, str, str, Shape]] = {
         ("target walk with duplicate siblings counted twice", "target_walk", IID, SQUARE, "target_probs(node)",
          "target_probs(node) * np.bincount([tree.token(c) for c in tree.children(node)], minlength=3).clip(1)"),
         ("traversal that keeps the mass after a rejection", "traversal", IID, SQUARE,
-         MASS, "weights, scale = rest, mass / total"),
+         MASS, LATER),
         ("traversal that leaves the mass unnormalised", "traversal", IID, SQUARE,
          MASS, "mass, weights, scale = total, rest, 1"),
         ("k_seq with a ratio below the least", "k_seq", IID, PAIR,

@@ -16,7 +16,6 @@ from treespec.verification.rule import BaseRule, Requirements
 from treespec.verification.walks import Visit, likelihood_ratio, residual_weights, walk_up
 
 TINY = torch.finfo(torch.float32).tiny
-"""One over a smaller sum may be infinite."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,7 @@ def _visits(tree: VerifiableTree, node: int, mass: Any, weights: Any) -> Iterato
             # Nothing is left below a rejected child. The root, always accepted, emits from the distribution before.
             mass = 0
             break
-        mass = total / (total + (1 - mass))  # `total + 1 - mass` would lose the bits of a small total.
+        # `total + 1 - mass` would lose the bits of a small total; one over a subnormal one may be infinite.
+        mass = total / (total + (1 - mass))
         weights, scale = (rest / total, mass) if total < TINY else (rest, mass / total)
     yield Visit(node, mass, weights)
