@@ -237,6 +237,20 @@ def test_a_key_that_is_given_twice_is_refused() -> None:
             {"method": "draft_model", "model": "a", "tree": 8, "draft_tensor_parallel_size": 2},
             "method 'draft_model' with trees does not know draft_tensor_parallel_size",
         ),
+        (
+            {"method": "eagle3", "model": "a", "head": "b", "tree": 8},
+            "method 'eagle3' drafts by 'a': leave out 'head', or give it to 'treespec'",
+        ),
+        (
+            {"method": "draft_model", "model": "a", "draft_model": "b", "tree": 8},
+            "drafts by 'a': leave out 'draft_model'",
+        ),
+        ({"method": "mtp", "head": "b", "tree": 8}, "method 'mtp' drafts by 'mtp': leave out 'head'"),
+        ({"model": PROPOSER, "num_speculative_tokens": 7, "tree": 8}, f"'tree': 8}}.* got .* model {PROPOSER!r}"),
+        (
+            {"method": "mtp", "num_speculative_tokens": "garbage", "tree": 8},
+            "num_speculative_tokens must be .* got 'garbage'",
+        ),
     ],
 )
 def test_trees_of_other_methods_are_refused_with_what_to_write(given: dict[str, Any], message: str) -> None:
@@ -298,8 +312,12 @@ def test_what_vllm_loads_in_each_process_imports_no_drafter() -> None:
 
 
 def test_without_its_worker_the_proposer_says_what_to_set() -> None:
-    with pytest.raises(RuntimeError, match="worker_cls="):
-        Proposer(None).propose()
+    pytest.importorskip("vllm.config")
+    config = SimpleNamespace(parallel_config=SimpleNamespace(worker_cls=plugin.CPU_WORKER))
+    Proposer(config)
+    config.parallel_config.worker_cls = "vllm.v1.worker.cpu_worker.CPUWorker"
+    with pytest.raises(ConfigError, match="worker_cls="):
+        Proposer(config)
 
 
 @pytest.mark.parametrize("config", [dict(TREES), {"model": PROPOSER, "num_speculative_tokens": 3}])

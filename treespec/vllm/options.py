@@ -12,7 +12,7 @@ from treespec.errors import ConfigError
 if TYPE_CHECKING:
     from treespec.protocols import TreePolicy
 
-METHOD = "treespec"
+METHOD, PROPOSER = "treespec", "treespec.vllm.Proposer"
 READERS = {"head": "a folder or the name of one that ships with treespec", "draft_model": "a folder or a hub name"}
 """Drafters that are models, by the option that names their files, and what that may be."""
 MERGE = "merge"  # Both lookups, and the model if there is one.
@@ -116,7 +116,7 @@ def asked_of(config: Mapping[str, Any]) -> Options | None:
 
     The length of vLLM's chain, `num_speculative_tokens`, gives way to the size of the tree.
 
-    Raises `ConfigError`: a tree for another method, our method's name in capitals, or see `Options`.
+    Raises `ConfigError`: a tree for another method, two models that draft, our name in capitals, or see `Options`.
     """
     options = dict(config)
     method = options.pop("method", None)
@@ -130,16 +130,18 @@ def asked_of(config: Mapping[str, Any]) -> Options | None:
     files = options.pop("model", OWN_LAYERS if is_mtp else None)
     if method is None and files is not None:  # As vLLM guesses it.
         method = "eagle3" if "eagle3" in str(files).lower() else "draft_model"
-    if files is None or not (is_mtp or method in ("eagle3", "draft_model")):
+    if files in (None, PROPOSER) or not (is_mtp or method in ("eagle3", "draft_model")):
         raise ConfigError(
             f"trees are drafted by {{'method': 'eagle3', 'model': FOLDER, 'tree': 8}}, by "
             "{'method': 'draft_model', 'model': NAME, 'tree': 8}, by {'method': 'mtp', 'tree': 8}, and by lookups, "
-            f"{{'method': {METHOD!r}, 'tree': 8}}; got method {method!r}: write one of these, or leave out the tree"
+            f"{{'method': {METHOD!r}, 'tree': 8}}; got method {method!r}, model {files!r}: write one of them or no tree"
         )
-    if options.get("tree") != AUTO:
-        options.pop("num_speculative_tokens", None)
+    if options.get(TREE) != AUTO:
+        check_count("num_speculative_tokens", options.pop("num_speculative_tokens", 1))
     if options.get("draft_tensor_parallel_size") == 1:  # So it is: the first rank drafts.
         del options["draft_tensor_parallel_size"]
+    if twice := [name for name in READERS if name in options]:
+        raise ConfigError(f"method {method!r} drafts by {files!r}: leave out {twice[0]!r}, or give it to {METHOD!r}")
     drafter = method if method in READERS else "head"
     return Options.from_config({"drafter": drafter, drafter: files, **options}, method)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import pkgutil
 from dataclasses import asdict
 from typing import Any
 
 from treespec.errors import ConfigError
-from treespec.vllm.options import METHOD, Options, asked_of
+from treespec.vllm.options import METHOD, PROPOSER, Options, asked_of
 
 logger = logging.getLogger("vllm.treespec")
 
-PROPOSER = "treespec.vllm.Proposer"
 SCHEDULER = "treespec.vllm.scheduler.TreeScheduler"
 CPU_WORKER, WORKER = "treespec.vllm.worker.TreeCPUWorker", "treespec.vllm.worker.TreeWorker"
 CPU_BLOCK = 32  # The smallest block of vLLM's CPU attention: scratch blocks are copied whole.
@@ -22,20 +22,20 @@ FLAGS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_spe
 
 
 class Proposer:
-    """The class for vLLM's method "custom_class"; the drafts come from the model runner, which knows the requests."""
+    """The class for vLLM's method "custom_class"; our model runner drafts. Raises `ConfigError`: another worker."""
 
     def __init__(self, vllm_config: Any) -> None:
-        """vllm_config: vLLM's, not read here."""
+        from treespec.vllm.worker import WithTrees
+
+        if not issubclass(pkgutil.resolve_name(vllm_config.parallel_config.worker_cls), WithTrees):
+            own = f"set worker_cls={CPU_WORKER!r} (TreeWorker on CUDA) and scheduler_cls={SCHEDULER!r}, or give none"
+            raise ConfigError(f"treespec drafts in its own worker: {own} and {{'method': {METHOD!r}, ...}}")
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """There is no model to load."""
 
     def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
-        """Raises `RuntimeError`: the worker is vLLM's own."""
-        raise RuntimeError(
-            f"treespec drafts in its own worker: set worker_cls={CPU_WORKER!r} (TreeWorker on CUDA) and scheduler_cls="
-            f"{SCHEDULER!r}, or leave them out and give speculative_config={{'method': 'treespec', ...}}"
-        )
+        raise NotImplementedError  # Our runner does not call it.
 
 
 def register() -> None:
