@@ -1,10 +1,11 @@
 """CPU time per token in vLLM: plain, lookups, and a head with lookups, by the number of requests at once.
 
     python -m benchmarks.vllm.cpu_time --concurrency 1 4 8 16 --batches 5
+    python -m benchmarks.vllm.cpu_time --temperature 1 --top-p 0.9 --out sampled.json
 
 Unlike wall time, CPU time hardly depends on what else the machine does; the control reads the wall clock, as in use:
 keep a core free. All engines live in one process and take turns, batch by batch; the ratios are of the same batch.
-Greedy, held-out prompts of HumanEval and GSM8K, or Spec-Bench's questions alone; the outputs are compared.
+Held-out prompts of HumanEval and GSM8K, or Spec-Bench's questions alone; greedy outputs are compared.
 """
 
 import argparse
@@ -34,6 +35,8 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--batches", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--spec-bench", type=Path, help=QUESTIONS)
     parser.add_argument("--out", type=Path, default=RESULTS / "vllm" / "cpu_time.json")
@@ -42,13 +45,14 @@ def main() -> None:
         command = [sys.executable, "-m", "benchmarks.vllm.cpu_time", *sys.argv[1:]]
         raise SystemExit(subprocess.call(command, env={**os.environ, **ENVIRONMENT}))
     rows = [row for concurrency in args.concurrency for row in compare(concurrency, args)]
-    data = settings(batches=args.batches, tokens=args.tokens, load=load_average(), rows=rows)
+    sampling = {"temperature": args.temperature, "top_p": args.top_p}
+    data = settings(batches=args.batches, tokens=args.tokens, **sampling, load=load_average(), rows=rows)
     publish(args.out, data, report(data))
 
 
 def compare(concurrency: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Every engine's CPU milliseconds per token, and times plain's speed, by batch."""
-    engines = {name: Engine(ENGINES[name], concurrency, args.tokens) for name in args.engines}
+    engines = {name: Engine(ENGINES[name], concurrency, args) for name in args.engines}
     ms: dict[str, list[float]] = {name: [] for name in engines}
     outputs: dict[str, list[list[int]]] = {name: [] for name in engines}
     for number, batch in enumerate(batches(concurrency, args.batches, args.spec_bench)):
@@ -60,7 +64,8 @@ def compare(concurrency: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for name, engine in engines.items():
         ratios = [plain / own for plain, own in zip(ms["plain"], ms[name], strict=True)]
-        identical = sum(one == other for one, other in zip(outputs["plain"], outputs[name], strict=True))
+        pairs = zip(outputs["plain"], outputs[name], strict=True)
+        identical = None if args.temperature else sum(one == other for one, other in pairs)
         row = {"concurrency": concurrency, "engine": name, "ms": ms[name], "times_plain": ratios}
         row |= {"identical": identical, "requests": len(outputs[name]), **engine.stats()}
         rows.append(row)
@@ -79,7 +84,7 @@ def batches(concurrency: int, number: int, path: Path | None = None) -> list[lis
 class Engine:
     """One vLLM in this process."""
 
-    def __init__(self, speculation: dict[str, Any] | None, concurrency: int, tokens: int) -> None:
+    def __init__(self, speculation: dict[str, Any] | None, concurrency: int, args: argparse.Namespace) -> None:
         vllm: Any = importlib.import_module("vllm")
         self.has_trees = speculation is not None
         self.llm = vllm.LLM(
@@ -87,7 +92,8 @@ class Engine:
             kv_cache_memory_bytes=1 << 28, block_size=32, disable_log_stats=False, enable_prefix_caching=False,
             speculative_config=speculation and dict(speculation),
         )  # fmt: skip
-        self.params = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        sampling = {"temperature": args.temperature, "top_p": args.top_p}
+        self.params = vllm.SamplingParams(**sampling, max_tokens=args.tokens, ignore_eos=True)
         self.run([[{"role": "user", "content": prompt.text}] for prompt in DEMO[:2]])
         self._warm_up = self._counts()
 
@@ -111,7 +117,8 @@ def report(data: dict[str, Any]) -> str:
     """Markdown."""
     cells = []
     for row in data["rows"]:
-        ratios, identical = row["times_plain"], f"{row['identical']} of {row['requests']}"
+        ratios = row["times_plain"]
+        identical = "sampled" if row["identical"] is None else f"{row['identical']} of {row['requests']}"
         numbers = [f"{median(row['ms']):.1f}", f"{median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"]
         drafted = f"{row['draft_tokens_per_step']:.2f}" if "draft_tokens_per_step" in row else ""
         cells.append([str(row["concurrency"]), row["engine"], *numbers, drafted, identical])
