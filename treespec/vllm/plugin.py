@@ -28,8 +28,8 @@ class Proposer:
         from treespec.vllm.worker import WithTrees
 
         if not issubclass(pkgutil.resolve_name(vllm_config.parallel_config.worker_cls), WithTrees):
-            own = f"set worker_cls={CPU_WORKER!r} (TreeWorker on CUDA) and scheduler_cls={SCHEDULER!r}, or give none"
-            raise ConfigError(f"treespec drafts in its own worker: {own} and {{'method': {METHOD!r}, ...}}")
+            own = f"set worker_cls={CPU_WORKER!r} (TreeWorker on CUDA) and scheduler_cls={SCHEDULER!r}"
+            raise ConfigError(f"treespec drafts in its own worker: {own}, or leave both out with 'method': {METHOD!r}")
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """There is no model to load."""
