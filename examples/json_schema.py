@@ -11,7 +11,7 @@ from example_models import arguments, load
 from transformers import LogitsProcessorList
 
 import treespec
-from treespec.hf import GrammarProcessor
+from treespec.grammars import GrammarProcessor
 
 SCHEMA = {
     "type": "object",

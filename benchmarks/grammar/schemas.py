@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from treespec.hf import GrammarProcessor
+from treespec.grammars import GrammarProcessor
 
 NEW_TOKENS = 220
 """More than any text of the schemas can have, at one token per character."""

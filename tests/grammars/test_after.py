@@ -13,8 +13,8 @@ from transformers import LogitsProcessorList
 import treespec
 from treespec import BestFirst, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.errors import ConfigError
+from treespec.grammars import GrammarProcessor
 from treespec.grammars.after import AfterState, marker_of
-from treespec.hf import GrammarProcessor
 from treespec.policies import Chain
 from treespec.testing import g_test
 

@@ -11,7 +11,8 @@ from transformers import LogitsProcessorList
 import treespec
 from treespec import BestFirst, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.drafters import DraftModel
-from treespec.hf import GrammarProcessor, make_scorer
+from treespec.grammars import GrammarProcessor
+from treespec.hf import make_scorer
 from treespec.literature import AdaptiveChain
 from treespec.policies import Chain
 from treespec.testing import g_test

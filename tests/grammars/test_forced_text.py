@@ -10,9 +10,9 @@ from helpers.text_tokenizers import byte_level
 from helpers.tiny import noisy_copy, prompt, tiny_llama
 
 from treespec import TokenRecycling, TreeSpeculation
+from treespec.grammars import GrammarProcessor
 from treespec.grammars.drafts import GrammarDrafts
 from treespec.grammars.forced_text import MAX_CHOICES, ForcedText, forced_tokens, spellings_of
-from treespec.hf import GrammarProcessor
 from treespec.tree import HostTree, TokenTree
 
 SPELLINGS = ["n", "na", "name", 'name"', "x", "nam", "nb", None, ""]

@@ -8,8 +8,8 @@ from transformers import LogitsProcessor
 
 from treespec import TokenRecycling, TreeSpeculation
 from treespec.errors import UnsupportedModeError
+from treespec.grammars import GrammarProcessor
 from treespec.grammars import processor as grammar_module
-from treespec.hf import GrammarProcessor
 
 
 @pytest.mark.parametrize("max_states", [2048, 3])

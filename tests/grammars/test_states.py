@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList
 
 from treespec import TokenRecycling, TreeSpeculation
 from treespec.errors import ConfigError
-from treespec.hf import GrammarProcessor, token_enforcer
+from treespec.grammars import GrammarProcessor, token_enforcer
 
 PATTERN = r'\{"name": "[a-z]{3,6}", "age": [0-9]{1,3}\}'
 SCHEMA = {

@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import LogitsProcessorList
 
-from treespec.hf import GrammarProcessor
+from treespec.grammars import GrammarProcessor
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MODELS = {name: zoo.BY_NAME[name] for name in ("llama", "mistral", "mixtral", "mamba")}

@@ -47,7 +47,7 @@ def as_grammar_state(grammar: Any) -> GrammarState:
         return grammar
     raise ConfigError(
         "expected an xgrammar CompiledGrammar, an llguidance LLMatcher, an outlines_core Index, a TokenEnforcer of "
-        "lm-format-enforcer (treespec.hf.token_enforcer makes one), or an object with fork(), advance(token) and "
+        "lm-format-enforcer (treespec.grammars.token_enforcer makes one), or an object with fork(), advance(token) and "
         f"mask(), got {type(grammar).__name__}"
     )
 

@@ -1,4 +1,4 @@
-"""All that treespec does with transformers: models, caches, masks, `generate`; and what is public of its add-ons."""
+"""All that treespec does with transformers: models, caches, masks, `generate`."""
 
 from typing import TYPE_CHECKING
 
@@ -6,10 +6,6 @@ from treespec.checks import installed_versions, warn_of_untested
 from treespec.registry import lazy
 
 if TYPE_CHECKING:
-    from treespec.cpu import OptimizedModel as OptimizedModel
-    from treespec.grammars import GrammarProcessor as GrammarProcessor
-    from treespec.grammars import GrammarState as GrammarState
-    from treespec.grammars import token_enforcer as token_enforcer
     from treespec.hf.generation.speculation import TreeSpeculation as TreeSpeculation
     from treespec.hf.generation.speculation import generate as generate
     from treespec.hf.loading.drafters import make_draft_model as make_draft_model

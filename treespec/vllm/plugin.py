@@ -25,9 +25,7 @@ class Proposer:
     """The class for vLLM's method "custom_class"; our model runner drafts. Raises `ConfigError`: another worker."""
 
     def __init__(self, vllm_config: Any) -> None:
-        from treespec.vllm.worker import WithTrees
-
-        if not issubclass(pkgutil.resolve_name(vllm_config.parallel_config.worker_cls), WithTrees):
+        if not hasattr(pkgutil.resolve_name(vllm_config.parallel_config.worker_cls), "tree_stats"):
             own = f"set worker_cls={CPU_WORKER!r} (TreeWorker on CUDA) and scheduler_cls={SCHEDULER!r}"
             raise ConfigError(f"treespec drafts in its own worker: {own}, or leave both out with 'method': {METHOD!r}")
 

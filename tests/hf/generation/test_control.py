@@ -45,7 +45,7 @@ def test_greedy_equals_plain_and_says_why(target, draft, num_rows, monkeypatch):
 def test_tokens_that_a_grammar_forces(target, draft, num_rows, do_sample, monkeypatch):
     """Forced runs are drafts without a policy; what was learned stays from call to call."""
     monkeypatch.setattr(DraftModel, "num_weights", 1)  # As far smaller than the target as drafts are.
-    ids, processor = prompt(num_rows), treespec.hf.GrammarProcessor(Sometimes())
+    ids, processor = prompt(num_rows), treespec.grammars.GrammarProcessor(Sometimes())
     options = OPTIONS | {"do_sample": do_sample, "logits_processor": LogitsProcessorList([processor])}
     control = Control(pass_ms=CHEAP, is_timed=False)
     for drafter in (draft, [TokenRecycling(), SuffixLookup()]):

@@ -160,7 +160,7 @@ def _check_has_no_state(processor: library.LogitsProcessor) -> None:
     if isinstance(processor, _STATEFUL):
         instead = "switch it off (guidance_scale, watermarking_config) or decode without speculation"
     elif kind.__module__.split(".")[0] in _STATEFUL_PACKAGES:
-        instead = "give the grammar to treespec.hf.GrammarProcessor instead, which follows every branch"
+        instead = "give the grammar to treespec.grammars.GrammarProcessor instead, which follows every branch"
     else:
         return
     name = f"{kind.__module__}.{kind.__name__}"
@@ -209,7 +209,7 @@ def check_follows_text(processor: library.LogitsProcessor, ids: Int[Tensor, "B P
         raise UnsupportedModeError(
             f"{name} {found} after other calls: it cannot be applied along the branches of a tree; make it a function "
             "of (input_ids, scores), or give its state as fork(), advance(token) and mask() to "
-            "treespec.hf.GrammarProcessor"
+            "treespec.grammars.GrammarProcessor"
         ) from error
 
 

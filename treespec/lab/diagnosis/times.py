@@ -80,7 +80,7 @@ def processors_expensive(case: Case) -> Cause | None:
     )
     change = (
         "leave out what the text does not need; write your own without loops over the vocabulary or the text; "
-        "top_p and top_k are cheap, penalties over long texts are not; a grammar through treespec.hf.GrammarProcessor"
+        "top_p and top_k are cheap, penalties over long texts not; a grammar through treespec.grammars.GrammarProcessor"
     )
     saved = spent - USUAL_HOST / 2 * plain
     verify = max(speed.verify - saved, 0.0)
