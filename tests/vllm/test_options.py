@@ -314,7 +314,8 @@ def test_what_vllm_loads_in_each_process_imports_no_drafter() -> None:
 def test_without_its_worker_the_proposer_says_what_to_set() -> None:
     pytest.importorskip("vllm.config")
     config = SimpleNamespace(parallel_config=SimpleNamespace(worker_cls=plugin.CPU_WORKER))
-    Proposer(config)
+    with pytest.raises(RuntimeError, match="drafts by itself"):
+        Proposer(config).propose()
     config.parallel_config.worker_cls = "vllm.v1.worker.cpu_worker.CPUWorker"
     with pytest.raises(ConfigError, match="worker_cls="):
         Proposer(config)

@@ -22,9 +22,10 @@ FLAGS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_spe
 
 
 class Proposer:
-    """The class for vLLM's method "custom_class"; our model runner drafts. Raises `ConfigError`: another worker."""
+    """The class for vLLM's method "custom_class"; the model runner of our worker drafts, as it knows the requests."""
 
     def __init__(self, vllm_config: Any) -> None:
+        """vllm_config: vLLM's, whose worker is read. Raises `ConfigError`: it is not ours."""
         if not hasattr(pkgutil.resolve_name(vllm_config.parallel_config.worker_cls), "tree_stats"):
             own = f"set worker_cls={CPU_WORKER!r} (TreeWorker on CUDA) and scheduler_cls={SCHEDULER!r}"
             raise ConfigError(f"treespec drafts in its own worker: {own}, or leave both out with 'method': {METHOD!r}")
@@ -33,7 +34,8 @@ class Proposer:
         """There is no model to load."""
 
     def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
-        raise NotImplementedError  # Our runner does not call it.
+        """Raises `RuntimeError`: vLLM asks for this method to exist, and the runner of our worker never calls it."""
+        raise RuntimeError("treespec's model runner drafts by itself: nothing proposes next to it")
 
 
 def register() -> None:
