@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +56,10 @@ def test_others_are_refused_with_what_to_do(tmp_path: Path) -> None:
     tiny_llama(tmp_path / "llama", VOCAB)
     with pytest.raises(ConfigError, match=r"llama has a vocabulary of 96 tokens, tiny one of 97: "):
         load(tmp_path / "llama", vocab=VOCAB + 1)
+    config = tmp_path / "llama" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(ConfigError, match=r"llama is quantised.*: take it unquantised"):
+        load(tmp_path / "llama")
     states = zoo.build(zoo.BY_NAME["qwen3_5_text"])
     states.save_pretrained(tmp_path / "states")
     with pytest.raises(ConfigError, match=r"states cannot draft trees in vLLM \(Qwen3_5ForCausalLM\)"):

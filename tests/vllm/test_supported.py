@@ -48,6 +48,7 @@ def config(**values: Any) -> SimpleNamespace:
         "model_config": {
             "uses_mrope": False, "is_encoder_decoder": False, "use_mla": False, "logprobs_mode": "raw_logprobs",
             "attention_chunk_size": None, "rswa_window": None, "is_hybrid": False, "is_attention_free": False,
+            "runner_type": "generate",
         },
         "compilation_config": {
             "cudagraph_mode": CUDAGraphMode.PIECEWISE, "splitting_ops": [KV_UPDATE],
@@ -83,6 +84,7 @@ def test_this_vllm_and_a_plain_configuration_are_served() -> None:
         ({"kv_transfer_config": object()}, "KV connectors"),
         ({"model_config__uses_mrope": True}, "M-RoPE"),
         ({"model_config__is_encoder_decoder": True}, "encoder-decoder"),
+        ({"model_config__runner_type": "pooling"}, "pooling: leave runner out"),
         ({"model_config__use_mla": True}, "MLA on CPUs, where who shares a batch changes"),
         ({"model_config__is_hybrid": True}, "recurrent layers on CPUs, where vLLM's own drafts fail"),
         ({"model_config__is_attention_free": True}, "models without attention"),

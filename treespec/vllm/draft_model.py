@@ -17,6 +17,7 @@ from treespec.drafters import DraftModel
 from treespec.drafters.model.pending_nodes import PendingNodes
 from treespec.drafters.model.token_map import left_padded
 from treespec.errors import ConfigError
+from treespec.heads.files.config import read_config
 from treespec.hf.cache.caches import filled_layers
 from treespec.hf.cache.slot_cache import SlotCache
 from treespec.hf.introspect import model_facts
@@ -141,10 +142,13 @@ def load_served_model(name: str, config: Any, files: Files, num_weights: int, de
 
     Raises:
         CheckpointError: see `Files.find` and `load_model`.
-        ConfigError: it has another vocabulary, cannot draft trees, or has too few positions.
+        ConfigError: it is quantised, has another vocabulary, cannot draft trees, or has too few positions.
         UnsupportedModelError: see `make_scorer`.
     """
-    model: Any = load_model(str(files.find(name)), dtype=config.dtype)
+    path = (folder := files.find(name)) / "config.json"
+    if path.is_file() and "quantization_config" in read_config(path):
+        raise ConfigError(f"the draft model {name} is quantised, which transformers would read: take it unquantised")
+    model: Any = load_model(str(folder), dtype=config.dtype)
     facts, vocab_size = model_facts(model.to(device).eval()), config.get_vocab_size()
     if facts.num_logits != vocab_size:
         raise ConfigError(

@@ -55,12 +55,14 @@ def configure(engine_args: Any, is_cpu: bool) -> None:
 
     What trees need and the user left open is set, with a line in the log. docs/vllm.md has the same by hand.
 
-    Raises `ConfigError`: another worker or scheduler, a key that is given twice, or see `asked_of`.
+    Raises `ConfigError`: another worker or scheduler, a key given twice, options that nothing reads, or see `asked_of`.
     """
     config, more = engine_args.speculative_config or {}, engine_args.additional_config or {}
     given = {key.replace("-", "_"): value for key, value in config.items()}
     flags = {flag: value for flag in FLAGS if (value := getattr(engine_args, flag, None)) is not None}
     if (options := asked_of({**given, **{FLAGS[flag]: value for flag, value in flags.items()}})) is None:
+        if METHOD in more and not (given or flags):
+            raise ConfigError("additional_config['treespec'] starts nothing alone: give these in speculative_config")
         return
     twice = [f"{flag} and speculative_config[{FLAGS[flag]!r}]" for flag in flags if FLAGS[flag] in given]
     twice += ["keys with - and with _"] * (len(given) < len(config))
@@ -87,22 +89,20 @@ def configure(engine_args: Any, is_cpu: bool) -> None:
 
 def _share_blocks(config: Any) -> None:
     """One block table for layers with and without a window. Recurrent layers need the manager of several tables."""
-    model = config.model_config
-    if not model.is_hybrid:
+    if not config.model_config.is_hybrid:
         config.scheduler_config.disable_hybrid_kv_cache_manager = True
-        if len(set(getattr(model.hf_text_config, "layer_types", None) or ())) > 1:
+        if len(set(getattr(config.model_config.hf_text_config, "layer_types", None) or ())) > 1:
             why = "as trees need one block table for layers with and without a window; all keep the whole text"
             other = "--no-disable-hybrid-kv-cache-manager saves that memory, with chains in place of trees"
             logger.info("treespec has set disable_hybrid_kv_cache_manager=True, %s; %s", why, other)
 
 
-def options_of(vllm_config: Any) -> Options:
+def options_of(config: Any) -> Options:
     """The options in a vLLM configuration. Raises `ConfigError`: see `Options`."""
-    given = (vllm_config.additional_config or {}).get(METHOD, {})
+    given = (config.additional_config or {}).get(METHOD, {})
     if not isinstance(given, dict):
         raise ConfigError(f"additional_config[{METHOD!r}] must be a mapping of options, got {given!r}")
-    number = vllm_config.speculative_config.num_speculative_tokens
-    return Options.from_config({**given, "num_speculative_tokens": number})
+    return Options.from_config({**given, "num_speculative_tokens": config.speculative_config.num_speculative_tokens})
 
 
 def _wrap(owner: type, name: str, wrapper: Any) -> None:

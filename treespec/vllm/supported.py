@@ -32,6 +32,7 @@ def check_config(config: VllmConfig) -> None:
         "context parallelism: set prefill_context_parallel_size=1": parallel.prefill_context_parallel_size > 1,
         "dual batch overlap: leave it out": parallel.use_ubatching,
         "KV connectors: leave kv_transfer_config out": config.kv_transfer_config is not None,
+        "pooling: leave runner out": model.runner_type != "generate",
         "models with M-RoPE": model.uses_mrope,
         "encoder-decoder models": model.is_encoder_decoder,
         "models without attention (Mamba)": model.is_attention_free,
