@@ -88,7 +88,7 @@ class Engine:
         vllm: Any = importlib.import_module("vllm")
         self.has_trees = speculation is not None
         self.llm = vllm.LLM(
-            str(MODEL), dtype="float32", enforce_eager=True, max_model_len=1024, max_num_seqs=concurrency, seed=0,
+            str(MODEL), dtype="float32", enforce_eager=True, max_model_len=4096, max_num_seqs=concurrency, seed=0,
             kv_cache_memory_bytes=1 << 28, block_size=32, disable_log_stats=False, enable_prefix_caching=False,
             speculative_config=speculation and dict(speculation),
         )  # fmt: skip
