@@ -4,9 +4,11 @@
 
 One server after the other, methods in turn, on a quiet machine: vLLM's processes poll while they wait for each other,
 so that CPU time would say as little as wall time. Greedy, held-out prompts of HumanEval and GSM8K, others for every
-number of requests. The suffix method is skipped without its package, which takes cmake and a C++ compiler:
+number of requests. Answers have half to one and a half times the given number of tokens, the same for all methods: of
+equal lengths plain requests would end together and read their next prompts in one pass, as real ones do not. The
+suffix method is skipped without its package, which takes cmake, a C++ compiler and the environment's `bin` in `PATH`:
 
-    pip install nanobind==2.9.2
+    pip install nanobind==2.9.2 grpcio-tools
     pip install --no-deps --no-build-isolation arctic-inference==0.1.1
 """
 
@@ -38,8 +40,8 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "suffix": {"method": "suffix", "num_speculative_tokens": 8},
     "treespec head + warm": {"method": "treespec", "num_speculative_tokens": 15, "head": NAME, "warm_start": NAME},
 }
-STARTUP_SECONDS, WAVES = 900, 2
-"""Requests per number of requests at once."""
+STARTUP_SECONDS, WAVES, STRIDE = 900, 2, 17
+"""Requests per number of requests at once; the difference of successive answers' lengths, up to the largest one."""
 MEASURED = ("output_throughput", "median_tpot_ms", "median_ttft_ms", "completed", "total_output_tokens")
 SERVER = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
@@ -133,11 +135,13 @@ def bench(port: int, prompts: list[str], at_once: int, tokens: int) -> dict[str,
     parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
     serve.add_cli_args(parser)
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
-        file.writelines(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+        lengths = [tokens // 2 + STRIDE * number % (tokens + 1) for number in range(len(prompts))]
+        for prompt, length in zip(prompts, lengths, strict=True):
+            file.write(json.dumps({"prompt": prompt, "output_tokens": length}) + "\n")
         file.flush()
         given = [
             "--port", str(port), "--model", str(MODEL), "--dataset-name", "custom", "--dataset-path", file.name,
-            "--custom-output-len", str(tokens), "--num-prompts", str(len(prompts)), "--max-concurrency", str(at_once),
+            "--custom-output-len", "-1", "--num-prompts", str(len(prompts)), "--max-concurrency", str(at_once),
             "--ignore-eos", "--temperature", "0", "--disable-tqdm",
         ]  # fmt: skip
         found = serve.main(parser.parse_args(given))
