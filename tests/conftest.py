@@ -27,6 +27,18 @@ _cache = tempfile.TemporaryDirectory(prefix="treespec-tests-")
 os.environ["XDG_CACHE_HOME"] = _cache.name  # Removed when the process ends; subprocesses of tests inherit it.
 
 
+def pytest_addoption(parser):
+    parser.addoption("--share", default="0/1", metavar="K/N", help="every Nth test only, from number K on: 0/4 ... 3/4")
+
+
+@pytest.hookimpl(trylast=True)  # After marks have chosen.
+def pytest_collection_modifyitems(config, items):
+    first, step = map(int, config.getoption("share").split("/"))
+    chosen = set(items[first::step])
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
+
+
 @pytest.fixture(autouse=True)
 def nothing_said_before(monkeypatch):
     """A warning that comes once per process comes in every test, and shapes are checked: no test depends on those that
