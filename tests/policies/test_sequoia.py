@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from treespec.engine.stats import SpeculationStats
 from treespec.errors import ConfigError
 from treespec.policies import KAry, Sequoia, optimal_paths
-from treespec.policies.sequoia import non_increasing
 from treespec.tree import MIXED, TokenTree, Verdict, parse_paths
 
 
@@ -116,12 +115,3 @@ def test_measured_acceptance_counts_children_of_accepted_nodes():
     assert Sequoia.from_stats(stats, 9, MIXED).children == MIXED
     with pytest.raises(ConfigError, match="nothing was drafted"):
         Sequoia.from_stats(SpeculationStats(), 4)
-
-
-@given(st.lists(st.floats(0, 1), max_size=8))
-@settings(max_examples=100, deadline=None, derandomize=True)
-def test_pooling_is_the_isotonic_regression(values):
-    """Against the min-max formula of isotonic regression."""
-    n = len(values)
-    expected = [min(max(np.mean(values[s : e + 1]) for e in range(i, n)) for s in range(i + 1)) for i in range(n)]
-    assert non_increasing(values) == pytest.approx(expected)

@@ -79,15 +79,10 @@ def optimal_paths(probs: AcceptanceTable, num_nodes: int, max_depth: int | None 
 
 
 def non_increasing(values: Sequence[float]) -> list[float]:
-    """The nearest sequence in least squares that never rises (isotonic regression by pooling adjacent violators)."""
-    blocks: list[tuple[float, int]] = []
-    for value in values:
-        total, count = value, 1
-        while blocks and blocks[-1][0] * count < total * blocks[-1][1]:
-            above = blocks.pop()
-            total, count = total + above[0], count + above[1]
-        blocks.append((total, count))
-    return [total / count for total, count in blocks for _ in range(count)]
+    """The nearest sequence in least squares that never rises; `values` are one at least."""
+    from scipy.optimize import isotonic_regression  # Here, as it takes long to import.
+
+    return isotonic_regression(values, increasing=False).x.tolist()
 
 
 def _read_table(probs: AcceptanceTable, max_depth: int) -> list[list[float]]:
