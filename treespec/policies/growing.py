@@ -2,16 +2,47 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from treespec.policies.children import Children, pick_children, read_children, resolve_children
-from treespec.policies.unread_levels import UnreadLevel, read_levels
+from treespec.policies.children import Children, PickedChildren, pick_children, read_children, resolve_children
 from treespec.protocols import DraftSource, Frontier, Proposal
 from treespec.tree import PADDING_PARENT, POINT_MASS, ROOT_PARENT, TreeBatch
+from treespec.tree.transfer import upload
+
+
+class UnreadLevel(NamedTuple):
+    """A level of a tree of a fixed shape that stays on an accelerator: one copy brings all of them to the host.
+
+    Of the `picked` children of `nodes` those numbered `chosen` are the level, in columns from `first` on. `widths`: see
+    `choose_children`.
+    """
+
+    picked: PickedChildren
+    widths: Sequence[int]
+    nodes: Int[np.ndarray, "B F"]
+    chosen: Int[np.ndarray, " w"]
+    first: int
+
+    def stand_in(self) -> Children:
+        """The children that the host assumes before it has read them: all are there, with any tokens and values."""
+        picked, shape = self.picked, self.picked.tokens.shape
+        arrays = np.zeros(shape, np.int64), np.ones(shape, np.float32), np.ones(shape, np.bool_)
+        return Children(*arrays, picked.draft_probs, picked.num_sampled, picked.is_without_replacement)
+
+    def tokens_of(self, nodes: Int[np.ndarray, "B F"]) -> Int[Tensor, "B F"] | None:
+        """The tokens of nodes of this level, on their device; None for others, or where rows' nodes differ."""
+        offsets = nodes[0] - self.first
+        if (nodes != nodes[0]).any() or offsets.min() < 0:
+            return None
+        tokens, index = self.picked.tokens.flatten(1), self.chosen[offsets]
+        if np.array_equal(index, np.arange(tokens.shape[1])):
+            return tokens
+        return tokens.index_select(1, *upload(tokens.device, torch.from_numpy(index)))
 
 
 class TreeBuilder:
@@ -102,7 +133,10 @@ class TreeBuilder:
         if not levels:
             return
         expanded = self.tokens.copy()  # Padding as well: it was expanded.
-        for columns, above, tokens, probs, is_picked in read_levels(levels):
+        for level, children in zip(levels, read_children([level[:2] for level in levels]), strict=True):
+            columns = slice(level.first, level.first + len(level.chosen))
+            above = level.nodes[:, level.chosen // children.tokens.shape[-1]]
+            tokens, probs, is_picked = (array.reshape(len(above), -1)[:, level.chosen] for array in children[:3])
             expanded[:, columns] = tokens
             is_real = is_picked & self._is_node(above)
             self.tokens[:, columns] = np.where(is_real, tokens, 0)
