@@ -56,24 +56,6 @@ class PromptInputs:
         )
 
 
-@dataclass(frozen=True)
-class ReadPrompt:
-    """The position offsets of rows, which are kept of the pass over a prompt.
-
-    Attributes:
-        offsets: a token's position id minus its number in its row; None for a model without position ids.
-    """
-
-    offsets: Int[Tensor, "*rows B"] | None
-
-    def shifted(self, position_ids: Int[Tensor, "B F"]) -> Int[Tensor, "*rows B F"]:
-        """The positions of nodes as the model counts them."""
-        return position_ids if self.offsets is None else position_ids + self.offsets.unsqueeze(-1)
-
-    def select_rows(self, rows: Int[Tensor, " B"]) -> "ReadPrompt":
-        return self if self.offsets is None else ReadPrompt(self.offsets.index_select(-1, rows))
-
-
 def prompt_inputs(input_ids: Int[Tensor, "B P"], model_kwargs: Mapping[str, object]) -> PromptInputs:
     """The inputs with which plain `generate` reads the prompt, without the cache."""
     arguments = {name: value for name, value in model_kwargs.items() if name not in OUTPUTS.union(CACHE_ARGUMENTS)}
@@ -85,6 +67,11 @@ def position_offsets(
 ) -> Int[Tensor, "*rows B"] | None:
     """How far the last of a pass's position ids [..., B or 1, <= P] is ahead of `lengths`, the tokens before it."""
     return None if position_ids is None else position_ids[..., -1] - lengths
+
+
+def shifted(numbers: Int[Tensor, "B F"], offsets: Int[Tensor, "*rows B"] | None) -> Int[Tensor, "*rows B F"]:
+    """The position ids of tokens by their numbers in their rows, see `position_offsets`."""
+    return numbers if offsets is None else numbers + offsets.unsqueeze(-1)
 
 
 def drop_last_token(cache: Cache, num_tokens: int, name: str) -> None:

@@ -16,7 +16,7 @@ from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.hf.cache.caches import CacheState, restore, row_cache, snapshot
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.base import ModelScorer
-from treespec.hf.models.prompt import PromptInputs, position_offsets
+from treespec.hf.models.prompt import PromptInputs, position_offsets, shifted
 from treespec.protocols import Capability, HiddenStates, Scores
 from treespec.tree import PADDING_PARENT
 
@@ -165,9 +165,8 @@ class RecurrentScorer(ModelScorer):
     def _feed(self, row: Row, tokens: Int[Tensor, " L"], has_last_logits_only: bool = False) -> Scores:
         """One pass over a row's next tokens, L >= 1: logits [1, L, V]."""
         inputs = {"input_ids": tokens.unsqueeze(0).to(self.device), self.facts.cache_argument: row.cache}
-        positions = torch.arange(row.length, row.length + len(tokens), device=self.device).unsqueeze(0)
-        positions = positions if row.offsets is None else positions + row.offsets.unsqueeze(-1)
-        scores = self._run(self.facts.model, inputs, positions, has_last_logits_only)
+        numbers = torch.arange(row.length, row.length + len(tokens), device=self.device).unsqueeze(0)
+        scores = self._run(self.facts.model, inputs, shifted(numbers, row.offsets), has_last_logits_only)
         row.length += len(tokens)
         return scores
 

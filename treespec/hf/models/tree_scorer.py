@@ -20,7 +20,7 @@ from treespec.hf.cache.growing import use_growing_layers
 from treespec.hf.cache.slot_cache import SlotCache
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.models.base import ModelScorer
-from treespec.hf.models.prompt import PromptInputs, ReadPrompt, drop_last_token, position_offsets
+from treespec.hf.models.prompt import PromptInputs, drop_last_token, position_offsets, shifted
 from treespec.hf.models.selfcheck import largest_difference, root_tolerance
 from treespec.protocols import Capability, Scores
 from treespec.tree import ROOT_PARENT, ancestor_mask
@@ -67,7 +67,8 @@ class TreeScorer(ModelScorer):
         self._given_cache = cache if cache is not None and is_filled(cache) else None
         if self._given_cache is not None:
             check_cache(self._given_cache)
-        self._prompt, self._read = prompt, None
+        self._prompt = prompt
+        self._offsets: Int[Tensor, "*rows B"] | None = None
         self._folded = FoldedAttention(self.facts.model, self.facts.modules)
         self._layout = self._layout_of(self.facts.config) if capability == Capability.TREE else None
         self._patches = PositionPatches(self.facts.model, self.facts.modules)
@@ -111,7 +112,7 @@ class TreeScorer(ModelScorer):
                 "different lengths shift: give its prompts one by one"
             )
         given, self._given_cache = self._given_cache, None
-        prompt, self._prompt, self._read = self._prompt, None, None
+        prompt, self._prompt, self._offsets = self._prompt, None, None
         num_cached = start = 0
         if given is not None:
             num_cached = prefix_length(given, *ids.shape)
@@ -157,10 +158,7 @@ class TreeScorer(ModelScorer):
         slots.append(num_new)  # Before the mask is made, as this may repack.
         self._parents = pending
         attention, (tokens,) = self._attend(slots.slots, pending, num_new).upload(self.device, tokens)
-        with (
-            self._patches.applied(attention) as attention,
-            self._prepared(tokens, attention) as (inputs, positions),
-        ):
+        with self._patches.applied(attention) as attention, self._prepared(tokens, attention) as (inputs, positions):
             return self._run(self.facts.forward, inputs, positions)
 
     @torch.no_grad()
@@ -172,8 +170,8 @@ class TreeScorer(ModelScorer):
     def select_rows(self, rows: Sequence[int]) -> None:
         self._state.select_rows(rows)
         self._rope.select_rows(rows)
-        if self._read is not None:
-            self._read = self._read.select_rows(torch.tensor(list(rows), device=self.device))
+        if self._offsets is not None:
+            self._offsets = self._offsets.index_select(-1, torch.tensor(list(rows), device=self.device))
         self._parents = self._parents[torch.tensor(list(rows), device=self._parents.device)]
 
     @property
@@ -219,7 +217,7 @@ class TreeScorer(ModelScorer):
     ) -> Iterator[tuple[dict[str, Any], Int[Tensor, "*rows B F"]]]:
         """Inside a pass over these tokens runs as it should, with these inputs and positions."""
         inputs = {"input_ids": tokens, "attention_mask": attention.mask, self.facts.cache_argument: self.cache}
-        positions = attention.position_ids if self._read is None else self._read.shifted(attention.position_ids)
+        positions = shifted(attention.position_ids, self._offsets)
         is_eager = is_prefill or self.facts.forward is self.facts.model
         is_folded = not is_prefill and is_eager and self.capability != Capability.PLAIN
         with (
@@ -231,11 +229,7 @@ class TreeScorer(ModelScorer):
     def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"], num_cached: int) -> Scores:
         """Read a whole prompt, and its last token once more as text, which all nodes will be."""
         cache, mask = self._state.cache, mask[:, :-1]
-        inputs = prompt.model_inputs(self.facts.model, cache, num_cached)
-        with self._rope.apart():
-            scores = self._run(self.facts.model, inputs, has_last_logits_only=True)
-        self._read = ReadPrompt(position_offsets(inputs.get("position_ids"), mask.sum(1)))
-        self._rope.start(self._read.shifted(mask.sum(1, keepdim=True)))
+        scores = self._run_prompt(prompt, mask.sum(1), num_cached)
         drop_last_token(cache, prompt.ids.shape[1], self.facts.name)
         self._slots = SlotCache(cache, mask, mask.sum(1).tolist(), self._is_compact)
         last = self.extend(prompt.ids[:, -1:].cpu(), torch.full((len(mask), 1), ROOT_PARENT, device="cpu"))
@@ -243,6 +237,15 @@ class TreeScorer(ModelScorer):
         self.commit([(0,)] * len(mask))
         pairs = ((layer, states[:, :-1], last.hidden_states[layer]) for layer, states in scores.hidden_states.items())
         return Scores(last.logits, {layer: torch.cat(pair, 1) for layer, *pair in pairs})
+
+    def _run_prompt(self, prompt: PromptInputs, last: Int[Tensor, " B"], num_cached: int) -> Scores:
+        """The pass over a prompt whose rows' last tokens have the numbers `last`; nodes follow these in position."""
+        inputs = prompt.model_inputs(self.facts.model, self.cache, num_cached)
+        with self._rope.apart():
+            scores = self._run(self.facts.model, inputs, has_last_logits_only=True)
+        self._offsets = position_offsets(inputs.get("position_ids"), last.to(self.device))
+        self._rope.start(shifted(last.unsqueeze(1), self._offsets))
+        return scores
 
     def _check_last(self, logits: Float[Tensor, "B V"], expected: Float[Tensor, "B V"]) -> None:
         """Raise `UnsupportedModelError` where the prompt's last token, read as text, has other logits than before."""

@@ -16,7 +16,7 @@ from treespec.hf.attention.mask import AttentionLayout, CachedSlots, TreeAttenti
 from treespec.hf.cache.growing import GrowingLayer
 from treespec.hf.cache.slot_cache import SlotCache
 from treespec.hf.introspect import ModelFacts, model_facts, uncompiled
-from treespec.hf.models.prompt import PromptInputs, ReadPrompt, position_offsets
+from treespec.hf.models.prompt import PromptInputs
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.hf.recurrent.distance_bias import DistanceBiases
 from treespec.hf.recurrent.layers import StateLayer, TreePass, state_cache
@@ -229,11 +229,6 @@ class StateScorer(TreeScorer):
 
     def _read_prompt(self, prompt: PromptInputs, mask: Bool[Tensor, "B P"], num_cached: int) -> Scores:
         """Read a whole prompt: no token leaves a state again."""
-        inputs = prompt.model_inputs(self.facts.model, self.cache, num_cached)
-        last = mask.sum(1) - 1
-        with self._rope.apart():
-            scores = self._run(self.facts.model, inputs, has_last_logits_only=True)
-        self._read = ReadPrompt(position_offsets(inputs.get("position_ids"), last.to(self.device)))
-        self._rope.start(self._read.shifted(last.unsqueeze(1)))
+        scores = self._run_prompt(prompt, mask.sum(1) - 1, num_cached)
         self._slots = SlotCache(self._state.cache, mask, mask.sum(1).tolist(), self._is_compact)
         return scores._replace(logits=scores.logits[:, -1:])
