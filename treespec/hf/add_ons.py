@@ -31,7 +31,7 @@ RARE: Registry[Callable[..., Any]] = Registry(
     "part",
     {
         "compile": "treespec.hf.models.compiled_target:CompiledTarget.of",
-        "own states": "treespec.hf.recurrent.own_states:own_states",
+        "own states": "treespec.hf.recurrent.scorer:own_states",
         "state scorer": "treespec.hf.recurrent.scorer:StateScorer",
     },
 )

@@ -19,8 +19,7 @@ from treespec.hf import make_scorer
 from treespec.hf.introspect import CACHE_NAME, model_facts
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
 from treespec.hf.recurrent import operators
-from treespec.hf.recurrent.own_states import own_states
-from treespec.hf.recurrent.scorer import StateScorer
+from treespec.hf.recurrent.scorer import StateScorer, own_states
 from treespec.lab.selftest.drafters import Planted
 from treespec.policies import Chain
 from treespec.protocols import Capability

@@ -19,10 +19,12 @@ from treespec.hf.introspect import ModelFacts, model_facts, uncompiled
 from treespec.hf.models.prompt import PromptInputs
 from treespec.hf.models.tree_scorer import TreeScorer
 from treespec.hf.recurrent.distance_bias import DistanceBiases
-from treespec.hf.recurrent.layers import StateLayer, TreePass, state_cache
+from treespec.hf.recurrent.layers import OwnStates, StateLayer, TreePass, state_cache
+from treespec.hf.recurrent.lightning import LightningStates
 from treespec.hf.recurrent.nodes import Paths, TreeNodes
-from treespec.hf.recurrent.operators import modelling_files, running
-from treespec.hf.recurrent.own_states import own_states
+from treespec.hf.recurrent.operators import calls, modelling_files, running
+from treespec.hf.recurrent.rg_lru import GatedUnitStates
+from treespec.hf.recurrent.rwkv import WeightedKeyValueStates
 from treespec.protocols import Scores
 from treespec.tree import PADDING_PARENT
 from treespec.tree.transfer import upload
@@ -30,6 +32,17 @@ from treespec.tree.transfer import upload
 _STATES: dict[str, Any] = dict.fromkeys(("linear_attention", "conv", "moe", "mlp"))
 _ATTENTIONS: dict[str, str | None] = _STATES | {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
 """The attention within layers of types that have a state, or nothing to cache."""
+KINDS: tuple[type[OwnStates], ...] = (LightningStates, GatedUnitStates, WeightedKeyValueStates)
+"""Models that keep their states elsewhere than in a transformers cache of the common kind, found by what they call."""
+
+
+def own_states(facts: ModelFacts) -> OwnStates | None:
+    """None: the model keeps its states in its cache."""
+    for kind in KINDS:
+        modules = [module for module in facts.modules.values() if kind.calls <= calls(type(module))[0]]
+        if modules:
+            return kind(facts, modules)
+    return None
 
 
 class StateScorer(TreeScorer):
