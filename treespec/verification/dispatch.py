@@ -21,14 +21,7 @@ from treespec.protocols import RandomSource, VerificationRule
 from treespec.tree import TokenTree, TreeBatch, Verdict
 from treespec.tree.transfer import download
 from treespec.verification.dead_ends import verify_cut
-from treespec.verification.flags import (
-    Probs,
-    Uniforms,
-    check_flags,
-    has_known_tokens,
-    is_verifiable,
-    may_be_verified,
-)
+from treespec.verification.flags import Probs, Uniforms, check_flags, has_known_tokens, may_be_verified
 from treespec.verification.registry import resolve
 from treespec.verification.rule import ArgmaxSource, GivenUniforms
 from treespec.verification.target_walk import TargetWalk
@@ -105,14 +98,10 @@ def _dense() -> ModuleType:
 
 
 def _verify_rows(
-    rule: VerificationRule,
-    trees: TreeBatch,
-    values: _ProbsOfNode,
-    sources: Iterator[RandomSource],
-    target: BatchTable,
+    rule: VerificationRule, trees: TreeBatch, values: _ProbsOfNode, sources: Iterator[RandomSource], target: BatchTable
 ) -> list[Verdict]:
     with one_thread(target.device):
-        check_flags(trees, is_verifiable(trees, target.vocab_size), True)
+        check_flags(trees, has_known_tokens(trees, target.vocab_size) and trees.is_valid, True)
         rows = zip(trees.trees, sources, strict=True)
         return [
             verify_cut(rule, tree, partial(values, row), partial(target.has_probs, row), rng)

@@ -11,11 +11,6 @@ Uniforms = Float[Tensor, "B N"]
 Probs = Float[Tensor, "B N V"]
 
 
-def is_verifiable(trees: TreeBatch, vocab_size: int) -> bool:
-    """Whether the trees are drafted trees and every drafted token is in the vocabulary."""
-    return has_known_tokens(trees, vocab_size) and trees.is_valid
-
-
 def has_known_tokens(trees: TreeBatch, vocab_size: int) -> bool:
     """Whether every drafted token is in the vocabulary; roots and padding are not looked at."""
     tokens, parents = trees.tokens.numpy()[:, 1:], trees.parents.numpy()[:, 1:]

@@ -19,7 +19,7 @@ from treespec.tree.checks import SUM_TOLERANCE, is_well_formed
 from treespec.tree.transfer import download, upload
 from treespec.verification.dead_ends import before_end
 from treespec.verification.dense.cells import add_scaled
-from treespec.verification.dense.scans import Scan, outcomes, scan_rejection, scan_traversal
+from treespec.verification.dense.scans import Scan, outcomes, run_scan
 from treespec.verification.flags import Probs, Uniforms, check_flags, has_known_tokens, may_be_verified
 from treespec.verification.recursive import RecursiveRejection, TokenVerification
 from treespec.verification.target_walk import TargetWalk
@@ -31,9 +31,9 @@ DRAWN_AHEAD = 1 << 24
 
 
 class DenseForm(NamedTuple):
-    """`scan` runs on the distributions' device, `last_node` on the host, over a row's acceptances and coins [N]."""
+    """`has_masses`: see `run_scan`; `last_node` reads a row's acceptances and coins [N] on the host."""
 
-    scan: Callable[[TreeBatch, Probs, Uniforms], Scan]
+    has_masses: bool
     last_node: Callable[[TokenTree, Sequence[float], Sequence[float]], int]
 
 
@@ -57,10 +57,10 @@ def end_of_traversal(tree: TokenTree, accept_probs: Sequence[float], coins: Sequ
 
 
 DENSE_FORMS: dict[type, DenseForm] = {
-    TokenVerification: DenseForm(scan_rejection, end_of_rejection),
-    RecursiveRejection: DenseForm(scan_rejection, end_of_rejection),
-    BlockVerification: DenseForm(scan_traversal, end_of_traversal),
-    Traversal: DenseForm(scan_traversal, end_of_traversal),
+    TokenVerification: DenseForm(False, end_of_rejection),
+    RecursiveRejection: DenseForm(False, end_of_rejection),
+    BlockVerification: DenseForm(True, end_of_traversal),
+    Traversal: DenseForm(True, end_of_traversal),
 }
 
 
@@ -70,11 +70,7 @@ def has_dense_form(rule: VerificationRule) -> bool:
 
 
 def verify_dense(
-    rule: VerificationRule,
-    trees: TreeBatch,
-    target_probs: Probs,
-    coins: Uniforms,
-    draws: Uniforms,
+    rule: VerificationRule, trees: TreeBatch, target_probs: Probs, coins: Uniforms, draws: Uniforms
 ) -> list[Verdict]:
     """Verify every tree of a batch on the distributions' device.
 
@@ -88,7 +84,7 @@ def verify_dense(
         return _follow(trees, picks, may_be_verified(trees, least, total), are_totals(least, total))
     check_flags(trees, is_well_formed(trees) and has_known_tokens(trees, target_probs.shape[-1]), True)
     form = DENSE_FORMS[type(rule)]
-    scan = form.scan(trees, target_probs, draws)
+    scan = run_scan(trees, target_probs, draws, form.has_masses)
     (sums, weights, drawn_probs), has_probs, ahead = _read_checked(trees, scan)
     accept_probs, next_rows = outcomes(scan, sums, weights, drawn_probs, has_probs)
     size = trees.max_nodes
@@ -183,6 +179,6 @@ def _next_tokens(
 
 
 def _is_walkable(trees: TreeBatch, vocab_size: int) -> bool:
-    """`is_verifiable` for a walk, which reads no draft distributions: on a device they are not waited for."""
+    """Whether trees are valid for a walk, which reads no draft distributions: on a device it does not wait for them."""
     is_away = trees.draft_probs is not None and trees.draft_probs.device.type != "cpu"
     return has_known_tokens(trees, vocab_size) and (is_well_formed(trees) if is_away else trees.is_valid)

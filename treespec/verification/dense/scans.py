@@ -41,14 +41,25 @@ class Scan(NamedTuple):
     """The least entries of the draft's distributions and of the target's."""
 
 
-def scan_rejection(trees: TreeBatch, target_probs: Probs, draws: Uniforms | None = None) -> Scan:
-    """Recursive rejection for all nodes at once: no node's probability depends on another parent's."""
-    return _scan(trees, target_probs, draws, has_masses=False)
+def run_scan(trees: TreeBatch, target_probs: Probs, draws: Uniforms, has_masses: bool) -> Scan:
+    """All nodes of a batch at once.
 
-
-def scan_traversal(trees: TreeBatch, target_probs: Probs, draws: Uniforms | None = None) -> Scan:
-    """Traversal for all nodes at once: a node is entered with a mass that its parent and earlier siblings decide."""
-    return _scan(trees, target_probs, draws, has_masses=True)
+    `has_masses`: a node is entered with a mass that its parent and earlier siblings decide, as in traversal; in
+    recursive rejection no node's probability depends on another parent's.
+    """
+    plan = make_plan(trees, has_masses)
+    dtype = target_probs.dtype
+    if trees.draft_probs is not None:  # The dtype that the rule's `verify` promotes to.
+        dtype = torch.promote_types(dtype, trees.draft_probs.dtype)
+    cells = fill_cells(trees, plan, target_probs.detach().flatten(0, 1), dtype, draws.double().flatten())
+    layout, has_waves = cells.layout, len(plan.ends) > 2
+    is_deep = has_masses and (plan.lines.shape[1] > 1 or bool((plan.heads < len(plan.nodes)).any()))
+    factors = _set_masses(cells, has_waves) if is_deep else None
+    _fill_rests(plan, cells, factors)
+    numbers = cells.flat.take(cells.gathers.weights)
+    # In float64 for the sake of the tokens that are drawn after all nodes.
+    totals = cells.known.sum(-1, dtype=torch.float64)
+    return Scan(plan, has_masses, cells, numbers, totals, cells.known[layout.num_children :].amin(-1))
 
 
 def outcomes(
@@ -91,23 +102,6 @@ def outcomes(
         else:  # In exact arithmetic nothing is left; the last row with any weight stands for the next token.
             masses[parent], is_open[parent] = 0.0, False
     return (masses if has_masses else entered), rows
-
-
-def _scan(trees: TreeBatch, target_probs: Probs, draws: Uniforms | None, has_masses: bool) -> Scan:
-    plan = make_plan(trees, has_masses)
-    dtype = target_probs.dtype
-    if trees.draft_probs is not None:  # The dtype that the rule's `verify` promotes to.
-        dtype = torch.promote_types(dtype, trees.draft_probs.dtype)
-    uniforms = torch.zeros(trees.tokens.shape, dtype=torch.float32, device="cpu") if draws is None else draws
-    cells = fill_cells(trees, plan, target_probs.detach().flatten(0, 1), dtype, uniforms.double().flatten())
-    layout, has_waves = cells.layout, len(plan.ends) > 2
-    is_deep = has_masses and (plan.lines.shape[1] > 1 or bool((plan.heads < len(plan.nodes)).any()))
-    factors = _set_masses(cells, has_waves) if is_deep else None
-    _fill_rests(plan, cells, factors)
-    numbers = cells.flat.take(cells.gathers.weights)
-    # In float64 for the sake of the tokens that are drawn after all nodes.
-    totals = cells.known.sum(-1, dtype=torch.float64)
-    return Scan(plan, has_masses, cells, numbers, totals, cells.known[layout.num_children :].amin(-1))
 
 
 def _set_masses(cells: Cells, has_waves: bool) -> Float[Tensor, "M"]:
