@@ -19,7 +19,7 @@ from treespec.hf.introspect import model_facts
 from treespec.hf.models import selfcheck
 from treespec.hf.models.capability import Detection
 from treespec.hf.models.recurrent_scorer import RecurrentScorer
-from treespec.hf.models.selfcheck import LARGEST_TOLERANCE, LEAST_TOLERANCE, root_tolerance, self_check
+from treespec.hf.models.selfcheck import LARGEST_TOLERANCE, LEAST_TOLERANCE, root_tolerance, self_check, tolerance_of
 from treespec.protocols import Capability
 
 MODES = (Capability.TREE, Capability.CHAIN)
@@ -31,11 +31,11 @@ def check(model, is_static=False):
 
 @pytest.mark.parametrize(("attention", "is_static"), [("sdpa", False), ("eager", False), ("sdpa", True)])
 @pytest.mark.parametrize("name", NAMES)
-def test_attention_models_score_trees(name, attention, is_static):
+def test_attention_models_score_trees(name, attention, is_static, monkeypatch):
+    monkeypatch.setattr(selfcheck, "tolerance_of", lambda *args: tolerance_of(*args) / 5)  # With room to spare.
     result = check(build(name, attention), is_static)
     assert result.capability == Capability.TREE
-    assert result.errors[Capability.TREE] <= result.tolerance / 5
-    assert result.tolerance < 1e-3, "float32 is compared strictly"
+    assert result.tolerance < 2e-4, "float32 is compared strictly"
     assert result.reason == ""
 
 
@@ -61,7 +61,6 @@ def test_wrong_trees_are_found_in_every_dtype(name, plant, dtype, monkeypatch):
     plant(monkeypatch)
     result = check(build(name).to(dtype))
     assert result.capability == Capability.CHAIN
-    assert not result.errors[Capability.TREE] <= result.tolerance
     assert "tree " in result.reason
 
 

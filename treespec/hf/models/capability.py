@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -41,8 +41,6 @@ class Detection(NamedTuple):
     capability: Capability
     reason: str = ""
     tolerance: float = 0.0  # The self-check's tolerance for rounding, in standard deviations of the logits.
-    errors: Mapping[Capability, float] = {}
-    """The largest node's difference for each capability that a self-check tried, infinite where the model failed."""
     has_prefix: bool = False
     """The prompt's tokens attend each other in both directions (PaliGemma); later ones only backwards."""
 

@@ -35,6 +35,7 @@ from treespec.hf.models.capability import (
 from treespec.hf.models.rounded_activations import rounds_activations
 from treespec.hf.thread_patches import current, replaced
 from treespec.protocols import Capability, CausalScorer
+from treespec.tree import TokenTree
 
 PREFIX_LENGTH = 8
 MAX_CHECKED_WINDOW = 32
@@ -76,7 +77,7 @@ def _check(facts: ModelFacts, attempts: Sequence[Attempt], is_static: bool) -> D
         scorer = make(max_cache_len=2 * MAX_CHECKED_WINDOW if is_static else None)
         error = float(round_errors(facts, scorer, check_prompt(facts), rounds_of(facts, first)).max())
         if error <= least:
-            return Detection(first, "", least, {first: error})
+            return Detection(first, "", least)
     return single_tokens_only(facts) or self_check(facts, attempts, is_static)
 
 
@@ -86,7 +87,6 @@ def self_check(model: PreTrainedModel | ModelFacts, attempts: Sequence[Attempt],
     Raises `UnsupportedModelError`: single tokens were tried too, and are wrong as well.
     """
     facts = model_facts(model)
-    errors: dict[Capability, float] = {}
     reasons: list[str] = []
     with undisturbed(facts):
         prompt = check_prompt(facts)
@@ -100,21 +100,19 @@ def self_check(model: PreTrainedModel | ModelFacts, attempts: Sequence[Attempt],
             except torch.OutOfMemoryError:
                 raise
             except (TreespecError, RuntimeError, ValueError, TypeError, LookupError, AttributeError) as failure:
-                errors[capability] = float("inf")
                 # Compilers put their whole output into the text of an error.
                 first_line = (str(failure).splitlines() or [type(failure).__name__])[0][:200]
                 reasons.append(f"{name} passes fail: {first_line}")
                 continue
-            errors[capability] = error
             # Single tokens are what plain decoding scores: they are wrong only where nothing but a fault explains it.
             if error <= (max(LARGEST_TOLERANCE, tolerance) if capability == Capability.PLAIN else tolerance):
-                return Detection(capability, "; ".join(reasons), tolerance, errors)
+                return Detection(capability, "; ".join(reasons), tolerance)
             reasons.append(
                 f"{name} logits differ from path logits by {error:.2g} standard deviations, more than {tolerance:.2g}"
             )
-    if Capability.PLAIN in errors and not is_static:
+    if attempts[-1][0] == Capability.PLAIN and not is_static:
         raise UnsupportedModelError(f"{facts.name} decodes wrongly from a transformers cache: {reasons[-1]}")
-    return Detection(Capability.PLAIN, "; ".join(reasons), tolerance, errors)
+    return Detection(Capability.PLAIN, "; ".join(reasons), tolerance)
 
 
 def rounds_of(facts: ModelFacts, capability: Capability) -> tuple[Round, ...]:
@@ -201,10 +199,11 @@ def round_errors(
     committed, scored, texts, counts = prompt[0], [], [], []
     for seed, (parents, path) in enumerate(rounds):
         tokens = draw(facts, len(parents), seed + 2)
-        logits = scorer.extend(tokens, torch.tensor([parents], device="cpu")).logits[0]
-        paths = _paths_to_leaves(parents)
+        tree = TokenTree(tokens[0], torch.tensor(parents, device="cpu"))
+        logits = scorer.extend(tokens, tree.parents.unsqueeze(0)).logits[0]
+        paths = tree.leaf_paths()
         counts.append(len(paths))
-        for nodes in paths:
+        for nodes in map(list, paths):
             scored.append(logits[nodes])
             texts.append(torch.cat([committed, tokens[0, nodes]]))
         scorer.commit([path])
@@ -235,17 +234,6 @@ def largest_difference(logits: Float[Tensor, "L V"], expected: Float[Tensor, "L 
     gaps = torch.where(logits == expected, 0.0, logits.float() - expected.float())
     spread = expected.float()[is_allowed].std().clamp(min=torch.finfo(torch.float32).tiny)
     return gaps.square().mean(-1).sqrt().max() / spread
-
-
-def _paths_to_leaves(parents: Sequence[int]) -> list[list[int]]:
-    """The nodes from the root to every leaf."""
-    paths = []
-    for leaf in set(range(len(parents))) - set(parents):
-        path = [leaf]
-        while parents[path[0]] >= 0:
-            path.insert(0, parents[path[0]])
-        paths.append(path)
-    return paths
 
 
 def _plain_logits(facts: ModelFacts, ids: Int[Tensor, "B L"], num_prompt: int) -> Float[Tensor, "B M V"]:
