@@ -189,8 +189,8 @@ def test_a_model_generates_the_same_and_is_restored():
         expected = model(ids).logits
     plain = model.generate(ids, max_new_tokens=12, do_sample=False)
     speculation = treespec.TreeSpeculation(SuffixLookup(), tree=8)
-    with treespec.optimize(model) as optimized:
-        assert optimized.num_layers == sum(type(m) is nn.Linear for m in model.modules())
+    with treespec.optimize(model):
+        assert all(isinstance(vars(m)["forward"], FastForward) for m in model.modules() if type(m) is nn.Linear)
         with torch.no_grad():
             assert (model(ids).logits - expected).abs().max() <= 1e-5 * expected.abs().max().clamp(min=1)
         assert model.generate(ids, max_new_tokens=12, do_sample=False).equal(plain)
@@ -203,7 +203,7 @@ def test_a_model_generates_the_same_and_is_restored():
 def test_restore_and_optimising_twice(layers):
     treespec.optimize(layers)
     second = treespec.optimize(layers)
-    assert second.num_layers == 2
+    assert sum(isinstance(vars(layer).get("forward"), FastForward) for layer in layers) == 2
     treespec.restore(layers)
     treespec.restore(layers)
     second.restore()

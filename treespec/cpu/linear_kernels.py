@@ -139,6 +139,12 @@ class FastForward:
     Calls that need a gradient or have another dtype than the weights run as they would without it. In graphs of
     `torch.compile` the native product is an operator, for weights that `pack_weights` packed; other kernels are left to
     the compiler. Weights are packed at a kernel's first use and packed again after they were changed.
+
+    Args:
+        module: whose forward this is.
+        kernels: by name.
+        choices: for each of `NUM_ROWS` a kernel's name or `PLAIN`.
+        dtype: of the weights that the kernels are made for, the module's by default.
     """
 
     def __init__(
@@ -148,14 +154,6 @@ class FastForward:
         choices: Mapping[int, str],
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Describe the layer.
-
-        Args:
-            module: whose forward this is.
-            kernels: by name.
-            choices: for each of `NUM_ROWS` a kernel's name or `PLAIN`.
-            dtype: of the weights that the kernels are made for, the module's by default.
-        """
         self._module = module
         self._dtype = module.weight.dtype if dtype is None else dtype
         self._kernels = kernels

@@ -51,18 +51,12 @@ class OptimizedModel:
     ) -> None:
         self.model = model
         self.plan = plan
-        self._modules = list(modules)
         for module in modules:
             vars(module)[own_forward(module)] = FastForward(module, kernels, plan.choices)
-
-    @property
-    def num_layers(self) -> int:
-        return len(self._modules)
 
     def restore(self) -> None:
         """Give every layer its own `forward` back and free the packed weights; a second call does nothing."""
         restore(self.model)
-        self._modules = []
 
     def __enter__(self) -> OptimizedModel:
         return self
