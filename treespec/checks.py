@@ -31,13 +31,10 @@ class ShowsOptions:
         shown, kept = [], vars(self)
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = kept.get(name, kept.get(f"_{name}", parameter.default))
-            if not _is_same(value, parameter.default):
+            is_equal = isinstance(value, str | int | float) and value == parameter.default
+            if value is not parameter.default and not is_equal:
                 shown.append(f"{name}={_short(value)}")
         return f"{type(self).__name__}({', '.join(shown)})"
-
-
-def _is_same(value: Any, default: Any) -> bool:
-    return value is default or (isinstance(value, str | int | float) and value == default)
 
 
 def _short(value: Any) -> str:

@@ -76,14 +76,9 @@ def lazy(package: str, modules: str = "") -> tuple[Callable[[str], Any], Callabl
         source = inspect.getsource(sys.modules[package])
     except OSError as error:
         raise ImportError(f"{package} reads its public names from its source: install its .py files too") from error
-    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
-    imports = [
-        node
-        for block in blocks
-        if isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-    ]
+    conditions = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    typing = [inner for node in conditions if ast.unparse(node.test) == "TYPE_CHECKING" for inner in node.body]
+    imports = [node for node in typing if isinstance(node, ast.ImportFrom)]
     homes = {alias.name: str(node.module) for node in imports for alias in node.names}
     inner = [home.removeprefix(f"{package}.") for home in homes.values() if home.startswith(f"{package}.")]
     below = {*modules.split(), *(name.partition(".")[0] for name in inner)}

@@ -55,7 +55,12 @@ class TargetProbs:
         Raises `LogitsError`: NaN or +inf among them, or nothing but -inf.
         """
         scores, top = self._scored(row, node)
-        _check_top(top, self._row_ids[row], node)
+        if not math.isfinite(top):
+            kind = "NaN" if math.isnan(top) else ("+inf" if top > 0 else "no token above -inf")
+            raise LogitsError(
+                f"the processed logits of row {self._row_ids[row]} after tree node {node} hold {kind}: no probability "
+                "distribution can be made of them. Check the model's weights and dtype, and the logits processors."
+            )
         return scores
 
     def has_probs(self, row: int, node: int) -> bool:
@@ -104,12 +109,3 @@ class TargetProbs:
             path = list(self.trees.trees[row].path_to(node)[1:])
             ids = torch.cat([self._show(row), self.trees.tokens[row, path]])
         return upload(self.device, ids.unsqueeze(0))[0]
-
-
-def _check_top(top: float, row: int, node: int) -> None:
-    if not math.isfinite(top):
-        kind = "NaN" if math.isnan(top) else ("+inf" if top > 0 else "no token above -inf")
-        raise LogitsError(
-            f"the processed logits of row {row} after tree node {node} hold {kind}: no probability distribution can be "
-            "made of them. Check the model's weights and dtype, and the logits processors."
-        )

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from treespec.checks import check_count
-from treespec.errors import ConfigError
+from treespec.checks import check_count, check_number
 from treespec.hf.generation.speculation import TreeSpeculation, generate
 from treespec.hf.introspect import input_device
 from treespec.hf.loading.models import load_model, load_tokenizer
@@ -47,8 +46,7 @@ class SpeculativeDecoder:
 
         Raises `ConfigError`: a temperature that is negative or not finite, no tokens to generate, or a wrong seed.
         """
-        if not (math.isfinite(temperature) and temperature >= 0):
-            raise ConfigError(f"temperature must be a finite number >= 0, got {temperature}")
+        check_number("temperature", temperature, lambda value: 0 <= value < math.inf, "be a finite number >= 0")
         check_count("max_tokens", max_tokens)
         inputs = self.tokenizer(prompt, return_tensors="pt").to(input_device(self.target_model))
         options: dict[str, Any] = {"do_sample": False, "max_new_tokens": max_tokens}

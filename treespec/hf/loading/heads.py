@@ -54,20 +54,14 @@ def load_drafter(
         return FORMATS[method].load(find_source(name), target, max_length)
     if isinstance(name, PreTrainedModel):
         raise ConfigError(f"{type(name).__name__} is not an assistant: a whole model drafts as TreeSpeculation(model)")
-    head = _read_head(find_folder(name), name, target)
+    head = load_head(name, target)
     layers = fused_layers(head.config, name, target.config.get_text_config().num_hidden_layers, hidden_layers)
     return kind_of_head(head).drafter(head, layers, max_length)
 
 
 def load_head(name: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None) -> DraftHead[Any]:
     """The head's module, in the target's dtype unless `dtype` is given; the rest as in `load_drafter`."""
-    return _read_head(find_folder(name), name, target, dtype)
-
-
-def _read_head(
-    folder: Path, name: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None
-) -> DraftHead[Any]:
-    facts = model_facts(target)
+    folder, facts = find_folder(name), model_facts(target)
     checkpoint = read_checkpoint(folder)
     head = build_head(checkpoint, *vocabulary_weights(facts.model), dtype or facts.dtype, facts.device)
     own = facts.config
