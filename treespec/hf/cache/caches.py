@@ -11,12 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import Cache, DynamicCache, cache_utils
-from transformers.cache_utils import (
-    CacheLayerMixin,
-    DynamicLayer,
-    LinearAttentionCacheLayerMixin,
-    StaticLayer,
-)
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttentionCacheLayerMixin, StaticLayer
 
 from treespec.errors import UnsupportedModelError
 from treespec.hf.cache.growing import GrowingLayer, use_growing_layers

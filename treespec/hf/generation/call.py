@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import ReferenceType, ref
 
 from torch import Tensor
-from transformers import (
-    Cache,
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-    StoppingCriteriaList,
-)
+from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from treespec.checks import check_flag
@@ -25,7 +19,10 @@ from treespec.hf.cache.caches import is_filled
 from treespec.hf.generation.validate import ModelArguments, Tokenizer, checked_mask
 from treespec.hf.introspect import ModelFacts, cache_in, model_facts
 from treespec.hf.models.prompt import PromptInputs, prompt_inputs
-from treespec.protocols import CausalScorer, Drafter, TreePolicy, VerificationRule
+from treespec.protocols import Drafter, TreePolicy, VerificationRule
+
+if TYPE_CHECKING:
+    from treespec.hf.models.compiled_target import CompiledTarget
 
 
 class Watcher(Protocol):
@@ -33,18 +30,6 @@ class Watcher(Protocol):
 
     def observer(self, call: Call) -> Observer | None:
         """The observer of this call; None: it is not observed."""
-        ...
-
-
-class Compiled(Protocol):
-    """A factory of scorers with compiled passes; where `is_measured`, only if these were measured to be faster."""
-
-    is_measured: bool
-
-    def scorer(
-        self, model: PreTrainedModel, num_tokens: int, policy: TreePolicy, hidden_layers: Sequence[int]
-    ) -> CausalScorer | None:
-        """For texts of at most `num_tokens` tokens; None: plain passes are faster."""
         ...
 
 
@@ -68,7 +53,7 @@ class Options:
     progress: bool = False
     trace: Watcher | None = None
     observers: Sequence[Observer] = ()
-    compiled: Compiled | None = None
+    compiled: CompiledTarget | None = None
 
     def __post_init__(self) -> None:
         seed = self.seed

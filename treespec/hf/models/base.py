@@ -10,14 +10,7 @@ from transformers import PreTrainedModel
 
 from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.hf.evaluation import evaluation_mode
-from treespec.hf.introspect import (
-    ModelFacts,
-    cache_in,
-    input_device,
-    model_facts,
-    num_logits,
-    pick_layers,
-)
+from treespec.hf.introspect import ModelFacts, cache_in, input_device, model_facts, num_logits, pick_layers
 from treespec.hf.weights import read_cost
 from treespec.protocols import Capability, Scores
 
