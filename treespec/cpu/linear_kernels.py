@@ -64,12 +64,7 @@ class Rounded:
 
 
 def exact_kernels(dtype: torch.dtype, folder: Path) -> tuple[dict[str, Kernel], dict[str, str]]:
-    """Kernels that keep a dtype, by name, and why others are missing.
-
-    Args:
-        dtype: of the weights and inputs, float32 or bfloat16.
-        folder: where the native kernel is compiled to.
-    """
+    """Kernels that keep float32 or bfloat16, by name, and why others are missing; the native one is in `folder`."""
     found: dict[str, Kernel] = {}
     missing: dict[str, str] = {}
     if has_onednn(dtype):
@@ -140,11 +135,8 @@ class FastForward:
     `torch.compile` the native product is an operator, for weights that `pack_weights` packed; other kernels are left to
     the compiler. Weights are packed at a kernel's first use and packed again after they were changed.
 
-    Args:
-        module: whose forward this is.
-        kernels: by name.
-        choices: for each of `NUM_ROWS` a kernel's name or `PLAIN`.
-        dtype: of the weights that the kernels are made for, the module's by default.
+    `choices`: for each of `NUM_ROWS` one of the `kernels` by name, or `PLAIN`; `dtype`: of the weights that these are
+    made for, by default the module's.
     """
 
     def __init__(

@@ -21,9 +21,7 @@ def cache_folder() -> Path:
 def read_kept(path: Path, parse: Callable[[Any], Kept | None], unfit: str) -> Kept | None:
     """A measurement that was kept; None if there is no file, or, with a warning, if it is damaged or does not fit.
 
-    Args:
-        parse: from the file's JSON; None where it does not fit.
-        unfit: what the warning says then.
+    `parse` makes it of the file's JSON, or None where that does not fit; then the warning says `unfit`.
     """
     if not path.is_file():
         return None

@@ -27,11 +27,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def build_mtp(
     facts: ModelFacts, folder: Path, layout: Layout, tensors: list[MtpTensors], draft_vocab: int | Sequence[int] | None
 ) -> MtpHead:
-    """The head of these tensors.
-
-    Args:
-        folder: where they were read, for errors.
-        draft_vocab: see `load_mtp`.
+    """The head of these tensors, which were read in `folder`; `draft_vocab`: see `load_mtp`.
 
     Raises:
         CheckpointError: they do not belong to layers of the target's class.
