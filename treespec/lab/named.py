@@ -24,14 +24,9 @@ SHIPPED = ("head", "warm")
 """Drafters that come with treespec, for one model."""
 
 
-def has_shipped(model_name: str) -> bool:
-    """Whether `SHIPPED` is for the model of that name or folder."""
-    return Path(model_name).name.lower() == SHIPPED_FOR.lower()
-
-
 def default_drafters(model_name: str) -> tuple[str, ...]:
-    """The names of a model's default drafters."""
-    return SHIPPED if has_shipped(model_name) else LOOKUPS
+    """The names of the default drafters of the model of that name or folder."""
+    return SHIPPED if Path(model_name).name.lower() == SHIPPED_FOR.lower() else LOOKUPS
 
 
 def named_drafters(
@@ -59,7 +54,7 @@ def named_drafters(
 def _named(name: str, model: PreTrainedModel, tokenizer: Any, model_name: str, parts: dict[str, Any]) -> list[Any]:
     if name in DRAFTERS:
         return [DRAFTERS[name]()]
-    if name in SHIPPED and not has_shipped(model_name):
+    if name in SHIPPED and default_drafters(model_name) != SHIPPED:
         raise ConfigError(
             f"the drafter {name!r} ships for {SHIPPED_FOR} only: give a file or a folder for your model, {model_name}"
         )

@@ -20,7 +20,7 @@ from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.machine import OtherWork, is_busy, is_quiet
 from treespec.lab.measure.candidates import NO_LIMITS, Candidate, Limits, is_faster, make_candidate, pick
 from treespec.lab.measure.paired import PLAIN, Bench, Contestant, measure_checked, ms_per_token
-from treespec.lab.named import LOOKUPS, SHIPPED, default_drafters, has_shipped
+from treespec.lab.named import default_drafters
 from treespec.lab.pass_times import Profile, pass_profile
 from treespec.lab.setting import AUTO, Setting, machine_facts, model_sizes
 from treespec.lab.setting import PLAIN as PLAIN_TREE
@@ -50,8 +50,8 @@ class Tuned:
 
 def drafter_sets(given: Sequence[str], model_name: str) -> list[tuple[str, ...]]:
     """Sets of drafters for a model: each alone, the default ones merged, and each given one merged with those."""
-    own, base = (SHIPPED if has_shipped(model_name) else LOOKUPS), default_drafters(model_name)
-    sets = [*((name,) for name in (*given, *own)), base, *((name, *base) for name in given if name not in base)]
+    base = default_drafters(model_name)
+    sets = [*((name,) for name in (*given, *base)), base, *((name, *base) for name in given if name not in base)]
     return list(dict.fromkeys(sets))
 
 
