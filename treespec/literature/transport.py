@@ -8,6 +8,7 @@ The flow has m(m + 1)/2 pairs for a draft distribution of m tokens, so these rul
 (`truncate_probs`), and siblings i.i.d. or drawn without replacement, of widths fixed before the first draw.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -158,26 +159,17 @@ def _first_assignment(demand: Sequence[Any], supply: Matrix) -> Matrix:
 
 def _shortest_path(carried: Matrix, balance: Sequence[Any]) -> list[int] | None:
     """A path from a token above its demand to one below it, over pairs that carry mass."""
-    before = {i: i for i, lack in enumerate(balance) if lack < 0}
-    frontier = list(before)
-    while frontier:
-        reached = []
-        for i in frontier:
-            for j, mass in enumerate(carried[i]):
-                if mass > 0 and j not in before:
-                    before[j] = i
-                    if balance[j] > 0:
-                        return _traced(before, j)
-                    reached.append(j)
-        frontier = reached
+    paths = deque([i] for i, lack in enumerate(balance) if lack < 0)
+    reached = {path[0] for path in paths}
+    while paths:
+        path = paths.popleft()
+        for j, mass in enumerate(carried[path[-1]]):
+            if mass > 0 and j not in reached:
+                if balance[j] > 0:
+                    return [*path, j]
+                reached.add(j)
+                paths.append([*path, j])
     return None
-
-
-def _traced(before: dict[int, int], end: int) -> list[int]:
-    path = [end]
-    while before[path[-1]] != path[-1]:
-        path.append(before[path[-1]])
-    return path[::-1]
 
 
 def _capped(row: list[Any], demand: Any) -> list[Any]:
