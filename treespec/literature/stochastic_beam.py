@@ -65,12 +65,6 @@ class StochasticBeam(ShowsOptions):
         return builder.build(is_width_fixed=children == SELECTED)
 
 
-def of_budget(num_nodes: int, depth: int | None = None) -> StochasticBeam:
-    """The beam of at most this many nodes, root included; its depth is 4 where none is given."""
-    depth = depth or 4
-    return StochasticBeam(max((num_nodes - 1) // depth, 1), depth)
-
-
 def draw_children(
     proposal: Proposal,
     width: int,

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from treespec.checks import check_count, check_number
 from treespec.errors import ConfigError
-from treespec.literature import dyspec, eagle2, opt_tree
+from treespec.literature import StochasticBeam, dyspec, eagle2, opt_tree
 from treespec.policies import BestFirst, Chain, Control, as_policy
 from treespec.protocols import TreePolicy
 from treespec.registry import Registry
@@ -24,7 +24,7 @@ SHAPES: Registry[Callable[[int, int | None], TreePolicy]] = Registry(
         "dyspec": lambda budget, depth: dyspec(budget, depth),
         "eagle2": lambda budget, depth: eagle2(budget, depth=depth or 6),
         "opt_tree": lambda budget, depth: opt_tree(budget, depth=depth or 10),
-        "stochastic_beam": "treespec.literature.stochastic_beam:of_budget",
+        "stochastic_beam": lambda budget, depth: StochasticBeam(max((budget - 1) // (depth or 4), 1), depth or 4),
     },
 )
 """Policies of a study by name: of a budget of nodes, root included, and a depth; None: the policy's own."""
