@@ -58,9 +58,11 @@ class ToyTree:
         rows = {id(base): base for base in self.base_distributions if base is not None}
         number = {key: row for row, key in enumerate(rows)}
         index = [POINT_MASS if base is None else number[id(base)] for base in self.base_distributions]
-        flags = [base is not None and self.draft_probs[i] is not base for i, base in enumerate(self.base_distributions)]
+        draws = list(zip(self.parents, map(id, self.base_distributions), strict=True))
         # The first of several draws without replacement has the whole distribution, and is one of them all the same.
-        flags = [flags[i] or any(flags[j] for j in self._group(i)) for i in range(self.num_nodes)]
+        pairs = zip(draws, self.draft_probs, self.base_distributions, strict=True)
+        without_replacement = {draw for draw, probs, base in pairs if probs is not base}
+        flags = [draw in without_replacement for draw in draws]
         probs = (
             torch.tensor(np.array([row.astype(np.float64) for row in rows.values()]), device="cpu") if rows else None
         )
@@ -72,11 +74,6 @@ class ToyTree:
             is_without_replacement=torch.tensor(flags, device="cpu") if rows else None,
             is_width_fixed=self.is_width_fixed,
         )
-
-    def _group(self, node: int) -> list[int]:
-        """Siblings drawn from the same row as `node`."""
-        siblings = self.child_lists[self.parents[node]] if node else []
-        return [i for i in siblings if self.base_distributions[i] is self.base_distributions[node]]
 
 
 class Shape(ABC):
