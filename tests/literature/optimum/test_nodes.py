@@ -11,7 +11,13 @@ import torch
 from scipy.optimize import linprog
 
 from treespec.errors import ConfigError
-from treespec.literature.optimum import optimum_iid, optimum_mixed, optimum_selected, optimum_without_replacement
+from treespec.literature.optimum import (
+    nodes,
+    optimum_iid,
+    optimum_mixed,
+    optimum_selected,
+    optimum_without_replacement,
+)
 
 Pairs = dict[frozenset[int], float]
 
@@ -93,6 +99,19 @@ def test_quadrature_keeps_its_bound(k, tolerance):
         )
         assert error <= tolerance
         assert abs(found - expected) <= error + 1e-11
+
+
+def panels_bound(k: int, num_points: int, rho: float) -> float:
+    """The error over all panels, by the docstring of `_race`."""
+    long, short = (rho + 1 / rho) / 4, (rho - 1 / rho) / 4
+    slant = math.sqrt(1 + short**2 / (1.5**2 - long**2))
+    panels = (1 / math.log(2) + 1 / math.e) / (2 * (1.5 - long))
+    return 64 / 15 * (1 + slant ** (k - 1)) * panels * rho ** (2 - 2 * num_points) / (1 - rho**-2)
+
+
+@pytest.mark.parametrize("k", range(3, 17))
+def test_the_panels_points_are_enough(k):
+    assert min(panels_bound(k, nodes._POINTS, rho) for rho in np.linspace(2.0, 5.7, 38)) <= nodes._PANEL_ERROR
 
 
 def test_more_siblings_and_no_replacement_never_cost_acceptance():

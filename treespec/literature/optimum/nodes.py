@@ -15,6 +15,8 @@ from treespec.checks import check_count, check_distributions, check_number
 from treespec.errors import ConfigError
 
 _MAX_SIBLINGS = 16
+_POINTS, _PANEL_ERROR = 14, 8e-14
+"""Gauss-Legendre points per panel of `_race`, and a bound on the error over all panels with up to 16 siblings."""
 _HEAVY = 40.0  # A clock of rate q rings before t = 40 / q but for a probability of e^-40 < 5e-18.
 
 
@@ -129,10 +131,15 @@ def _race(
 
     Below the first panel at least k rings have probability at most t^k / k!; above the last one they are counted as
     certain, at an error of at most e^(-lam t) Pr(fewer than k rings), which decides when to stop.
+
+    On a Bernstein ellipse of parameter rho around a panel [a, 2a] the integrand is at most `lam e^(-lam Re t)
+    (1 + c^(k-1))` with c the largest |t| / Re t on the ellipse, since `|1 - e^-z| <= |z| / Re z (1 - e^(-Re z))`. Then
+    a panel's `error <= 64/15 M rho^(2 - 2 m) / (1 - rho^-2)` for m points (Trefethen 2019, theorem 19.3). Summed over
+    doubling panels, `a lam e^(-r a lam) / 2` is at most `(1 / ln 2 + 1 / e) / (2 r)` with r a the ellipse's leftmost
+    point: together `_PANEL_ERROR`.
     """
     start = (tolerance / 4 * math.factorial(k + 1)) ** (1 / (k + 1))
-    num_points, panel_error = _points_per_panel(k, tolerance / 4)
-    points, weights = (torch.as_tensor(a, device=draft.device) for a in np.polynomial.legendre.leggauss(num_points))
+    points, weights = (torch.as_tensor(a, device=draft.device) for a in np.polynomial.legendre.leggauss(_POINTS))
     is_open = (rest > 0) & (torch.arange(1, len(rest) + 1, device=rest.device) >= k)
     inside = torch.zeros_like(draft)
     while True:
@@ -146,7 +153,7 @@ def _race(
             break
     inside += torch.exp(-rest * start)
     rounding = draft.shape[0] * math.exp(-_HEAVY)
-    return inside, tolerance / 4 + panel_error + missing + rounding
+    return inside, tolerance / 4 + _PANEL_ERROR + missing + rounding
 
 
 def _fewer_rings(draft: Float[Tensor, " V"], times: Float[Tensor, " M"], k: int) -> Float[Tensor, "M V"]:
@@ -171,26 +178,3 @@ def _fewer_rings(draft: Float[Tensor, " V"], times: Float[Tensor, " M"], k: int)
         few = torch.where(num_heavy == k - 1 - j, quiet * total, few)
     # Where `quiet` underflows the sums may overflow; fewer than k <= 16 rings are then impossible to within e^-300.
     return torch.where(quiet > 0, few, 0.0).clamp(max=1.0)
-
-
-def _points_per_panel(k: int, tolerance: float) -> tuple[int, float]:
-    """The number of Gauss-Legendre points that keeps the error over all panels below `tolerance`, and the bound.
-
-    On a Bernstein ellipse of parameter rho around a panel [a, 2a] the integrand is at most `lam e^(-lam Re t)
-    (1 + c^(k-1))` with c the largest |t| / Re t on the ellipse, since `|1 - e^-z| <= |z| / Re z (1 - e^(-Re z))`. Then
-    `error <= 64/15 M rho^(2 - 2 m) / (1 - rho^-2)` for m points (Trefethen 2019, theorem 19.3). Summed over doubling
-    panels, `a lam e^(-r a lam) / 2` is at most `(1 / ln 2 + 1 / e) / (2 r)` with r a the ellipse's leftmost point.
-    """
-    num_points = 4
-    bound = math.inf
-    while bound > tolerance:
-        num_points += 1
-        bound = min(_panel_bound(k, num_points, rho) for rho in np.linspace(2.0, 5.7, 38).tolist())
-    return num_points, bound
-
-
-def _panel_bound(k: int, num_points: int, rho: float) -> float:
-    long, short = (rho + 1 / rho) / 4, (rho - 1 / rho) / 4
-    slant = math.sqrt(1 + short**2 / (1.5**2 - long**2))
-    panels = (1 / math.log(2) + 1 / math.e) / (2 * (1.5 - long))
-    return 64 / 15 * (1 + slant ** (k - 1)) * panels * rho ** (2 - 2 * num_points) / (1 - rho**-2)
