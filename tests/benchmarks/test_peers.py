@@ -131,7 +131,7 @@ def test_first_calls_and_random_drafts_go_by_what_speed_up_returns():
         runs = [decode(name) for decode in decoders]
         assert len({tuple(run.tokens) for run in runs}) == 1
     assert [type(one) for one in made] == 4 * [SpedUp]
-    made[0]._ways._ways[1, False].is_plain = True
+    made[0]._ways[1, False].is_plain = True
     plain = bench.decode("0", {"custom_generate": made[0]})
     assert (plain.num_read, plain.num_passes) == (1, 12)
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -86,21 +85,6 @@ class FasterWay:
         return self._is_tried
 
 
-class Ways:
-    """The faster ways of calls, by their number of rows and whether they sample."""
-
-    def __init__(self) -> None:
-        self._ways: dict[tuple[int, bool], FasterWay] = {}
-
-    @contextmanager
-    def timed(self, call: Call, stats: Callable[[], SpeculationStats]) -> Iterator[bool]:
-        """Around a call: whether it is to be plain. `stats` gives what it did."""
-        way = self._ways.setdefault((call.num_rows, bool(call.config.do_sample)), FasterWay())
-        is_plain, start = way.is_plain and can_be_plain(call), time.perf_counter()
-        yield is_plain
-        way.learn(is_plain, time.perf_counter() - start, stats(), call.num_rows)
-
-
 def can_be_plain(call: Call) -> bool:
     """Whether a call asks for nothing that speculation alone has, and no other process waits for its passes."""
     is_wanting = any(option is not None for option in (call.seed, call.trace, call.compiled))
@@ -123,11 +107,6 @@ class PlainStreaming(Streaming, BaseStreamer):
         pass
 
 
-def streamed(call: Call) -> AbstractContextManager[BaseStreamer | None]:
-    """Puts the prompt into a call's streamer, if there is one, and gives what takes the tokens."""
-    return nullcontext() if call.streamer is None else PlainStreaming(call.streamer, call.input_ids)
-
-
 def decode_plainly(call: Call) -> tuple[Tensor, SpeculationStats]:
     """Decode by transformers' own loop; returns the output, int64 [B, P + new], and the call's statistics."""
     model: Any = call.model
@@ -136,7 +115,8 @@ def decode_plainly(call: Call) -> tuple[Tensor, SpeculationStats]:
         arguments[call.facts.cache_argument] = call.cache
     start, first = time.perf_counter(), FirstTokenClock()
     prepared = call.input_ids, call.processors, StoppingCriteriaList([*criteria_of(call), first]), call.config
-    with evaluation_mode(model), streamed(call) as streamer:
+    streaming = nullcontext() if call.streamer is None else PlainStreaming(call.streamer, call.input_ids)
+    with evaluation_mode(model), streaming as streamer:
         out = model._sample(*prepared, streamer=streamer, **arguments)
     new = out[:, call.num_prompt :].cpu()  # On accelerators this waits for the output.
     ends = torch.isin(new, torch.tensor(call.end_tokens, dtype=new.dtype, device="cpu"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.introspect import check_model
 from treespec.speedup.kernels import Kernels
 from treespec.speedup.memory import draft_bytes, megabytes
-from treespec.speedup.plain import Ways, decode_plainly
+from treespec.speedup.plain import FasterWay, can_be_plain, decode_plainly
 from treespec.speedup.sources import Found, find_drafters
 
 WIDTH, INDENT = 100, 10
@@ -37,14 +38,16 @@ class SpedUp(TreeSpeculation):
         self.model, self.found = model, found
         heads = [drafter.head for drafter in found.drafters if isinstance(drafter, HeadDrafter)]
         self._kernels = Kernels(model, heads)
-        self._ways = Ways()
+        self._ways: dict[tuple[int, bool], FasterWay] = {}  # By the number of rows, and whether they are sampled.
 
     @contextmanager
     def _elsewhere(self, call: Call) -> Iterator[Output | None]:
         if self._kernels.advance():  # No other call of this object runs.
-            self._ways = Ways()
-        with self._ways.timed(call, lambda: self.stats) as is_plain:
-            yield self._plainly(call) if is_plain else None
+            self._ways = {}
+        way = self._ways.setdefault((call.num_rows, bool(call.config.do_sample)), FasterWay())
+        is_plain, start = way.is_plain and can_be_plain(call), time.perf_counter()
+        yield self._plainly(call) if is_plain else None
+        way.learn(is_plain, time.perf_counter() - start, self.stats, call.num_rows)
 
     def _plainly(self, call: Call) -> Output:
         out, self.stats = decode_plainly(call)
