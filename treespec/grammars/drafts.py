@@ -5,12 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from treespec.grammars.forced_text import ForcedText
 from treespec.policies.wrapping import is_chain as has_chains_only
 from treespec.protocols import Capability, Drafter, Session, VerifiedStep
-from treespec.tree import PADDING_PARENT, POINT_MASS, ROOT_PARENT, HostTree, TokenTree, TreeBatch
+from treespec.tree import POINT_MASS, ROOT_PARENT, HostTree, TokenTree, TreeBatch, pad_rows
 
 FIRST_GAIN, MEMORY = 3.0, 0.1
 """Tokens that a step with the drafter is expected to bring at first, and the weight of each new step's."""
@@ -114,23 +113,16 @@ def _with_chains(trees: TreeBatch, runs: Sequence[Sequence[int]]) -> TreeBatch:
     """The batch with the trees of rows that have a run replaced by it, a chain of selected tokens."""
     if not any(runs):
         return trees
-    width = max(trees.max_nodes, *(1 + len(run) for run in runs))
-
-    def filled(array: Tensor | None, padding: Any, of_run: Any) -> Tensor | None:
-        if array is None:
-            return None
-        array = torch.nn.functional.pad(array, (0, width - array.shape[1]), value=padding).clone()
-        for row, run in enumerate(runs):
-            if run:
-                array[row, 1:] = padding
-                array[row, 1 : 1 + len(run)] = torch.tensor(of_run(run), device="cpu")
-        return array
-
-    return replace(
-        trees,
-        tokens=filled(trees.tokens, 0, list),
-        parents=filled(trees.parents, PADDING_PARENT, lambda run: range(len(run))),
-        draft_index=filled(trees.draft_index, POINT_MASS, lambda run: [POINT_MASS] * len(run)),
-        is_without_replacement=filled(trees.is_without_replacement, False, lambda run: [False] * len(run)),
-        values=filled(trees.values, 1.0, lambda run: [1.0] * len(run)),
-    )
+    rows = list(trees.trees)
+    values = [] if trees.values is None else trees.values.tolist()
+    for row, run in enumerate(runs):
+        if run:
+            tokens = torch.tensor([rows[row].token(0), *run], device="cpu")
+            rows[row] = TokenTree(tokens, torch.arange(ROOT_PARENT, len(run), device="cpu"))
+            if values:
+                values[row] = [1.0] * len(tokens)
+    batch = TreeBatch.from_trees(rows)
+    if not values:
+        return batch
+    padded = torch.tensor(pad_rows(values, 1.0), dtype=torch.float32, device="cpu")
+    return replace(batch, values=padded[:, : batch.max_nodes])
