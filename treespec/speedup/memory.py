@@ -87,7 +87,8 @@ def estimate_memory(model: PreTrainedModel, speculation: TreeSpeculation) -> Mem
     facts, parts = model_facts(model), list(_parts(speculation.drafter))
     config, size = facts.config, facts.dtype.itemsize
     states = size * (config.num_hidden_layers + 1) * config.hidden_size
-    own, drafts = _kept_by(facts.model), [_kept_by(scorer.facts.model) for scorer in _scorers(parts)]
+    scorers = [value for part in parts for value in vars(part).values() if isinstance(value, ModelScorer)]
+    own, drafts = _kept_by(facts), [_kept_by(scorer.facts) for scorer in scorers]
     weights, lookups = draft_bytes(facts.model, speculation.drafter)
     tables = TABLES["cpu" if facts.device.type == "cpu" else "accelerator"]
     per_node = facts.num_logits * (size + tables * PROBABILITY) + sum(kept.per_node for kept in (own, *drafts))
@@ -141,22 +142,15 @@ def _weights(value: Any) -> Iterator[Tensor]:
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Bytes by address: several tensors may share memory."""
-    return dict(map(_memory_of, tensors))
-
-
-def _memory_of(tensor: Tensor) -> tuple[int, int]:
-    """Where a tensor's memory is, and its bytes; tensors made of others have no memory of their own."""
-    try:
-        storage = tensor.untyped_storage()
-        return storage.data_ptr(), storage.nbytes()
-    except RuntimeError:
-        return id(tensor), tensor.nbytes
-
-
-def _scorers(parts: Iterable[Any]) -> list[ModelScorer]:
-    """Those of the draft models among some drafters."""
-    return [value for part in parts for value in vars(part).values() if isinstance(value, ModelScorer)]
+    """Bytes by address: several tensors may share memory, and those made of others have none of their own."""
+    found = {}
+    for tensor in tensors:
+        try:
+            storage = tensor.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+        except RuntimeError:
+            found[id(tensor)] = tensor.nbytes
+    return found
 
 
 def _head_cache(part: Any, layer_of_model: int) -> int:
@@ -184,8 +178,7 @@ class _Kept(NamedTuple):
 
 
 @torch.no_grad()
-def _kept_by(model: PreTrainedModel) -> _Kept:
-    facts = model_facts(model)
+def _kept_by(facts: ModelFacts) -> _Kept:
     scorer = make_scorer(facts) if keeps_states(facts.model) else None
     one, two = (_layer_bytes(facts, scorer, length) for length in (1, 2))
     layers = [more - less for less, more in zip(one, two, strict=True)]
