@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
 from treespec.grammars.processor import Constraint, PathStates, resized
-from treespec.grammars.states import mask_of
+from treespec.grammars.states import GrammarState, mask_of
 
 Function = Callable[[int, Tensor], Iterable[int]]
 
@@ -67,16 +67,13 @@ class PrefixProcessor(Constraint):
 
 
 @dataclass
-class PrefixState:
+class PrefixState(GrammarState):
     """A `GrammarState` by a `prefix_allowed_tokens_fn`."""
 
     function: Function
     row: int
     prompt: Tensor
     tokens: tuple[int, ...] = ()
-
-    def fork(self) -> "PrefixState":
-        return PrefixState(self.function, self.row, self.prompt, self.tokens)
 
     def advance(self, token: int) -> None:
         self.tokens = (*self.tokens, token)

@@ -4,7 +4,7 @@ import copy
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,9 +18,9 @@ from treespec.errors import ConfigError
 class GrammarState(Protocol):
     """A text's state in a grammar."""
 
-    def fork(self) -> "GrammarState":
-        """An independent copy."""
-        ...
+    def fork(self) -> Self:
+        """An independent copy; by default one with the same attributes, for states that only replace theirs."""
+        return copy.copy(self)
 
     def advance(self, token: int) -> None:
         """Continue by one token, one that `mask` allows."""
@@ -92,14 +92,11 @@ class LLGuidanceState:
 
 
 @dataclass
-class OutlinesState:
+class OutlinesState(GrammarState):
     """A `GrammarState` by outlines-core."""
 
     index: Any
     state: int
-
-    def fork(self) -> "OutlinesState":
-        return OutlinesState(self.index, self.state)
 
     def advance(self, token: int) -> None:
         following = self.index.get_next_state(self.state, token)
@@ -110,7 +107,7 @@ class OutlinesState:
 
 
 @dataclass
-class EnforcerState:
+class EnforcerState(GrammarState):
     """A `GrammarState` by lm-format-enforcer.
 
     The enforcer keeps every text that it was asked about. Here it knows one at a time, the parent, as the empty text:
@@ -127,9 +124,6 @@ class EnforcerState:
         own.prefix_states = {}
         own.get_allowed_tokens(start)
         return cls(own, own.prefix_states[tuple(start)])
-
-    def fork(self) -> "EnforcerState":
-        return EnforcerState(self.enforcer, self.known)
 
     def advance(self, token: int) -> None:
         states: dict[tuple[int, ...], Any] = {(): self.known}
