@@ -4,7 +4,7 @@ An array is numpy float64, or object with Fraction entries.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
@@ -21,18 +21,18 @@ ConditionalProbs = Callable[[Context], np.ndarray]
 """Maps a context to the distribution [V] of the next token. Arrays may be shared: nobody writes to them."""
 
 
+@dataclass(eq=False)
 class RandomDistributions:
     """A conditional distribution per context, drawn once from small integer weights by `seed`.
 
     `is_exact` makes them Fractions instead of float64. `zero_share` is the share of tokens of probability zero.
     """
 
-    def __init__(self, vocab_size: int, seed: int, is_exact: bool = False, zero_share: float = 0.0) -> None:
-        self.vocab_size = vocab_size
-        self.seed = seed
-        self.is_exact = is_exact
-        self.zero_share = zero_share
-        self._probs: dict[Context, np.ndarray] = {}
+    vocab_size: int
+    seed: int
+    is_exact: bool = False
+    zero_share: float = 0.0
+    _probs: dict[Context, np.ndarray] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, context: Context) -> np.ndarray:
         if context not in self._probs:
