@@ -60,14 +60,15 @@ def run_study(
     Raises `ConfigError`: pyarrow is missing.
     """
     arrow, parquet = _arrow()
-    blocks, store = study.blocks(), Store(folder / f"blocks-{study.digest()}.jsonl")
-    todo = [block for block in blocks if block.digest() not in store]
-    advance(done := len(blocks) - len(todo))
+    keys = {block: str(number) for number, block in enumerate(study.blocks())}
+    store = Store(folder / f"blocks-{study.digest()}.jsonl")
+    todo = [block for block, key in keys.items() if key not in store]
+    advance(done := len(keys) - len(todo))
     run_all = _run_in_turn if workers == 1 or len(todo) < 2 else partial(_run_in_parallel, workers)
     for count, (block, found) in enumerate(run_all(todo, study, load, encode), start=done + 1):
-        store.put(block.digest(), found)
+        store.put(keys[block], found)
         advance(count)
-    rows = [row for block in blocks for row in store[block.digest()]]
+    rows = [row for key in keys.values() for row in store[key]]
     with whole(folder / "runs.parquet") as scratch:
         parquet.write_table(arrow.Table.from_pylist(rows), scratch)
     return rows

@@ -30,10 +30,6 @@ class Block:
     cells: tuple[Cell, ...]
     prompts: tuple[str, ...]
 
-    def digest(self) -> str:
-        """The name of its file."""
-        return _digest([self.number, self.prompts, *(asdict(cell) for cell in self.cells)])
-
 
 @dataclass(frozen=True)
 class Study:
@@ -63,8 +59,9 @@ class Study:
 
     def digest(self) -> str:
         """A digest of all that a run's numbers depend on; what was run with other settings is not reused."""
-        about = [self.model, self.prompts, self.new_tokens, self.threads, self.dtype, self.is_packed]
-        return _digest([*about, [asdict(cell) for cell in self.cells]])
+        about: list[Any] = [self.model, self.prompts, self.new_tokens, self.threads, self.dtype, self.is_packed]
+        about.append([asdict(cell) for cell in self.cells])
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
     def baseline_of(self, cell: Cell) -> Cell:
         """The cell that this one is compared with. Raises `ConfigError`: a level that no cell has."""
@@ -81,10 +78,6 @@ class Study:
             starts = range(0, len(self.prompts) - size + 1, size)
             blocks += [Block(number, tuple(cells), self.prompts[at : at + size]) for number, at in enumerate(starts)]
         return blocks
-
-
-def _digest(about: Sequence[Any]) -> str:
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
 
 KEYS = {"name", "model", "prompts", "grid", "baseline", *(f.name for f in fields(Study))} - {"cells", "is_packed"}
