@@ -37,8 +37,8 @@ def run(
 ) -> None:
     """Test whether speculation is exact with a model, here and now.
 
-    With --drafter, --tree, --rule, --setting or --speculative-config what they name is tested too the model. Exit
-    code 0: nothing wrong; 1: a check failed; 2: wrong use, or the model cannot be loaded.
+    With --drafter, --tree, --rule, --setting or --speculative-config what they name is tested too, not the model
+    alone. Exit code 0: nothing wrong; 1: a check failed; 2: wrong use, or the model cannot be loaded.
     """
     if report is not None:
         check_report_path(report)

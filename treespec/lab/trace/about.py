@@ -38,10 +38,8 @@ class Tracing:
         return Recorder(self.file, about, call.drafter, call.tokenizer)
 
 
-def as_watcher(trace: Any) -> Tracing | None:
-    """The `Tracing` for a `TraceFile` or the path of one; None for None. Raises `ConfigError`: anything else."""
-    if trace is None:
-        return None
+def as_watcher(trace: Any) -> Tracing:
+    """The `Tracing` for a `TraceFile` or the path of one. Raises `ConfigError`: anything else."""
     return Tracing(trace if isinstance(trace, TraceFile) else TraceFile(trace))
 
 
