@@ -6,7 +6,6 @@ Every level of the tree below is one tree-masked pass whose features are the hea
 with the tree, because the true features replace them.
 """
 
-from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,10 @@ from treespec.tree.transfer import upload
 
 
 class LevelDrafter(HeadDrafter[Head]):
-    """The base of `Eagle`, `Eagle3` and `Mtp`, with a pass per level; subclasses feed and read their head.
+    """The base of `Eagle`, `Eagle3` and `Mtp`, with a pass per level.
+
+    Heads have `run`, from the outputs of the parents [B, F, Z] to [B, F, Z]; and `fuse` and `read`, or a drafter that
+    feeds and reads them otherwise.
 
     Axis letters: Z the width of what a pass gives per token, J layers with a mask of their own.
     """
@@ -37,13 +39,20 @@ class LevelDrafter(HeadDrafter[Head]):
         """How many positions a token sees, itself included; None for all."""
         return self.head.config.layer.window
 
-    @abstractmethod
     def _run_text(self, tokens: Tensor, states: Tensor, positions: Tensor, mask: Tensor, keys: DraftingCache) -> Tensor:
         """A pass over committed tokens int64 [B, M] with the target's states before them [B, M, Y]: [B, M, Z]."""
+        head: Any = self.head
+        return head.run(tokens, self._fuse(states.to(head.embedding)), positions, mask, keys)
 
-    @abstractmethod
+    def _fuse(self, states: Float[Tensor, "B M Y"]) -> Float[Tensor, "B M H"]:
+        """The head's features of the target's states."""
+        head: Any = self.head
+        return head.fuse(states)
+
     def _read(self, states: Float[Tensor, "B F Z"], frontier: Frontier) -> tuple[Tensor, Tensor]:
         """Logits [B, F, W] after nodes, and what their children read [B, F, Z], of the outputs of a pass."""
+        head: Any = self.head
+        return head.read(states)
 
     @torch.no_grad()
     def propose(self, max_depth: int) -> TreeBatch:
@@ -105,7 +114,7 @@ class LevelDrafter(HeadDrafter[Head]):
         arrays = map(torch.from_numpy, (parents, nodes + offsets, mask))
         tokens, parents, positions, mask = upload(keys.device, frontier.tokens, *arrays)
         keys.begin_pending(num_nodes)
-        head: Any = self.head  # All of them have `run`: from the outputs of the parents [B, F, Z] to [B, F, Z].
+        head: Any = self.head
         return head.run(tokens, take_columns(above, parents), positions, mask, keys)
 
     def _above(self, parents: Int[np.ndarray, "B F"]) -> tuple[Float[Tensor, "B E Z"], Int[np.ndarray, "B F"]]:

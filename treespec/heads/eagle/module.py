@@ -49,3 +49,11 @@ class EagleHead(DraftHead[EagleConfig]):
         for layer in self.layers:
             states = layer(states, rotation, mask, cache)
         return states
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """The target's states [B, F, H], which `run` reads as they are."""
+        return states
+
+    def read(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [B, F, W] of outputs [B, F, H] of `run`, and those, which are the next states."""
+        return self.lm_head(states), states

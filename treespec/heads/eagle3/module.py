@@ -6,7 +6,6 @@ last norm takes their role.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,13 +37,6 @@ class Eagle3Config(HeadConfig):
     has_norm_output: bool = False
 
     algorithm = "eagle3"
-
-
-class Eagle3Output(NamedTuple):
-    """`logits` [B, F, W] over the draft vocabulary; `features` [B, F, H], what a child's pass reads."""
-
-    logits: Tensor
-    features: Tensor
 
 
 class Eagle3Layer(nn.Module):
@@ -107,10 +99,10 @@ class Eagle3Head(DraftHead[Eagle3Config]):
             states = layer(states, rotation, mask, cache)
         return states
 
-    def read(self, states: Tensor) -> Eagle3Output:
-        """Logits and next features of outputs [B, F, H] of `run`."""
+    def read(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [B, F, W] and next features [B, F, H] of outputs [B, F, H] of `run`."""
         normed = self.norm(states)
-        return Eagle3Output(self.lm_head(normed), normed if self.config.has_norm_output else states)
+        return self.lm_head(normed), normed if self.config.has_norm_output else states
 
 
 def unroll(head: Eagle3Head, tokens: Tensor, features: Tensor, num_steps: int) -> list[Tensor]:
