@@ -1,6 +1,5 @@
 """Drafts with an assistant: a tree's levels by its own outputs, over the target's keys and values."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,13 +9,13 @@ from treespec.drafters.base import single_nodes
 from treespec.errors import UnsupportedModelError
 from treespec.heads.assistant.module import AssistantHead
 from treespec.heads.drafting.base import HeadSource, head_proposal, level_depth
-from treespec.heads.drafting.unread_features import LAST, RootFeatures, take_columns
-from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
+from treespec.heads.drafting.unread_features import RootReader, take_columns
+from treespec.protocols import Frontier, Proposal
 from treespec.tree import TreeBatch
 from treespec.tree.transfer import upload
 
 
-class Assistant(HeadSource[AssistantHead]):
+class Assistant(RootReader, HeadSource[AssistantHead]):
     """Drafts with an assistant; see `Drafter` and `FeatureDrafter` for its methods.
 
     Sampled children are drawn from the softmax of its logits after the caller's processors, which is kept for
@@ -30,12 +29,6 @@ class Assistant(HeadSource[AssistantHead]):
     """
 
     _head_type = AssistantHead
-    hidden_layers: tuple[int, ...] = (LAST,)
-
-    def start(self, session: Session) -> None:
-        """See `HeadSource`."""
-        super().start(session)
-        self._features = RootFeatures(session)
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy; roots alone when the text is too long.
@@ -57,18 +50,12 @@ class Assistant(HeadSource[AssistantHead]):
         tokens, parents = upload(device, frontier.tokens, frontier.parents.clamp(min=0))
         with torch.no_grad():
             if frontier.is_root:
-                before = self._features.states.to(device, dtype).unsqueeze(1)
+                before = self._root_states.to(device, dtype).unsqueeze(1)
             else:
                 before = take_columns(self._outputs, parents)
             logits, outputs = self.head.run(tokens, before, self._text)
             self._outputs = outputs if frontier.is_root else torch.cat([self._outputs, outputs], 1)
             return head_proposal(self._session, self.head.target_ids, logits, frontier)
-
-    def update(self, step: VerifiedStep) -> None:
-        self._features.update(step)
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        self._features.select_rows(rows)
 
     _outputs: Tensor
     """[B, E, H] of the nodes that were expanded so far, by their expanded numbers."""

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from treespec.drafters.base import SessionSource
 from treespec.protocols import HiddenStates, Session, VerifiedStep
 from treespec.tree import pad_rows
 from treespec.tree.transfer import upload
@@ -96,29 +97,24 @@ class UnreadFeatures:
         return torch.cat([states[layer].to(self._session.device) for layer in self._hidden_layers], -1)
 
 
-class RootFeatures:
-    """The target's last hidden state before every row's root: what heads read that keep nothing else of the text.
+class RootReader(SessionSource):
+    """A drafter that keeps nothing of a text but the target's last hidden state before every row's root."""
 
-    Attributes:
-        states: [B, H] on the call's device, from the first update on, that with the prompt's last token.
-    """
-
-    states: Float[Tensor, "B H"]
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    hidden_layers: tuple[int, ...] = (LAST,)
+    _root_states: Float[Tensor, "B H"]
+    """On the call's device, from the first update on, that with the prompt's last token."""
 
     def update(self, step: VerifiedStep) -> None:
         """Keep the state at each row's last accepted node: the one that the next root was chosen after."""
         states = step.scores.hidden_states[LAST]
         nodes = [v.path[max(len(tokens) - 1, 0)] for v, tokens in zip(step.verdicts, step.emitted, strict=True)]
         index = upload(states.device, torch.arange(len(nodes), device="cpu"), torch.tensor(nodes, device="cpu"))
-        self.states = states[index[0], index[1]].to(self._session.device)
+        self._root_states = states[index[0], index[1]].to(self._session.device)
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
-        (index,) = upload(self.states.device, torch.tensor(list(rows), device="cpu"))
-        self.states = self.states[index]
+        (index,) = upload(self._root_states.device, torch.tensor(list(rows), device="cpu"))
+        self._root_states = self._root_states[index]
 
 
 def _joined(parts: Sequence[Pairs]) -> Pairs:

@@ -6,23 +6,22 @@ of head d - 1, whatever stands above it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor
 
-from treespec.drafters.base import SessionSource, single_nodes
+from treespec.drafters.base import single_nodes
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
 from treespec.heads.drafting.depths import DepthDrafts, useful_depth
-from treespec.heads.drafting.unread_features import LAST, RootFeatures
+from treespec.heads.drafting.unread_features import RootReader
 from treespec.heads.medusa.files import load_heads
 from treespec.heads.medusa.module import MedusaHeads
-from treespec.protocols import Session, VerifiedStep
+from treespec.protocols import Session
 from treespec.tree import TreeBatch
 
 
-class Medusa(SessionSource):
+class Medusa(RootReader):
     """Drafts with Medusa heads; see `Drafter` and `FeatureDrafter` for its methods.
 
     With the feature of the last token before the root, head i guesses the token i + 1 positions after the root.
@@ -34,8 +33,6 @@ class Medusa(SessionSource):
 
     Raises `ConfigError`: the heads are not `MedusaHeads`.
     """
-
-    hidden_layers: tuple[int, ...] = (LAST,)
 
     def __init__(self, heads: MedusaHeads) -> None:
         if not isinstance(heads, MedusaHeads):
@@ -59,23 +56,16 @@ class Medusa(SessionSource):
                 f"the Medusa heads score {least} tokens, the target {session.vocab_size}: they belong to another model"
             )
         self._session = session
-        self._features = RootFeatures(session)
 
     def propose(self, max_depth: int) -> TreeBatch:
         """Trees by the policy. See `Drafter`."""
         depth = useful_depth(self._session, max_depth, self._heads.num_heads)
         if depth < 1:
             return single_nodes(self.root_tokens)
-        features = self._features.states
+        features = self._root_states
         self._follow(features)
         logits = self._heads.logits(features, depth)
         return DepthDrafts(self._session, self._heads.target_ids, logits).grow(depth)
-
-    def update(self, step: VerifiedStep) -> None:
-        self._features.update(step)
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        self._features.select_rows(rows)
 
     def _follow(self, features: Float[Tensor, "B H"]) -> None:
         """Move the heads to the features' device and dtype. Raises `CheckpointError`: another hidden size."""
