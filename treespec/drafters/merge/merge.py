@@ -51,7 +51,8 @@ class Merge(ShowsOptions):
             raise ConfigError(f"Merge needs a list of two or more drafters, got {drafters!r}")
         if len({id(drafter) for drafter in drafters}) < len(drafters):
             raise ConfigError("one drafter is given to Merge twice: each serves one call and one tree at a time")
-        self._drafters = list(drafters)
+        self.drafters = list(drafters)
+        """Those that are merged."""
         self.num_nodes = None if num_nodes is None else check_count("num_nodes", num_nodes)
         if pool is not None and len(pool.weights) != len(drafters):
             raise ConfigError(f"the pool is of {len(pool.weights)} drafters, the merge of {len(drafters)}")
@@ -63,25 +64,25 @@ class Merge(ShowsOptions):
     @property
     def hidden_layers(self) -> tuple[int, ...]:
         """See `FeatureDrafter`."""
-        parts = [part for part in self._drafters if isinstance(part, FeatureDrafter)]
+        parts = [part for part in self.drafters if isinstance(part, FeatureDrafter)]
         return tuple(sorted({layer for part in parts for layer in part.hidden_layers}))
 
     @property
     def num_weights(self) -> int:
         """The number of weights that a draft pass of all parts reads."""
-        return sum(getattr(part, "num_weights", 0) for part in self._drafters)
+        return sum(getattr(part, "num_weights", 0) for part in self.drafters)
 
     def start(self, session: Session) -> None:
         """Start every part, all but one as if the call did not sample; what was learned stays."""
         self._session = session
         self._proposed: list[UnionTree] = []
-        weights = [getattr(part, "num_weights", 0) for part in self._drafters]
+        weights = [getattr(part, "num_weights", 0) for part in self.drafters]
         may_draw = session.is_sampling and getattr(session.policy, "children", AUTO) != SELECTED
         self._drawing = weights.index(max(weights)) if may_draw and max(weights) > 0 else None
         self._call_pool = self.pool if self._drawing is None else self._sampling_pool
         self._smaller = SmallerTrees(session)
         is_shared = isinstance(session.policy, (BestFirst, StepControl))
-        for part, drafter in enumerate(self._drafters):
+        for part, drafter in enumerate(self.drafters):
             own = replace(session, is_sampling=part == self._drawing)
             drafter.start(replace(own, policy=self._smaller) if part == self._drawing and is_shared else own)
 
@@ -90,15 +91,15 @@ class Merge(ShowsOptions):
         roots = self._session.history.last_tokens.tolist()
         num_nodes = self.num_nodes or policy_of_call(self._session).max_nodes
         nothing = [HostTree([root], [ROOT_PARENT], [1.0]) for root in roots]
-        parts, drawn = [nothing] * len(self._drafters), None
+        parts, drawn = [nothing] * len(self.drafters), None
         is_whole = is_chain(self._session.policy)
         self._asked = self._parts_to_ask(is_whole)
         for part in self._asked:
             is_drawing = part == self._drawing
             if is_drawing:
                 self._smaller.num_reserved = self._num_reserved(parts, num_nodes)
-            batch = self._drafters[part].propose(max_depth)
-            parts[part] = read_trees(self._drafters[part], batch, is_drawing)
+            batch = self.drafters[part].propose(max_depth)
+            parts[part] = read_trees(self.drafters[part], batch, is_drawing)
             drawn = batch if is_drawing and batch.draft_probs is not None else None
             if drawn is not None and is_whole:
                 break
@@ -111,7 +112,7 @@ class Merge(ShowsOptions):
     def _parts_to_ask(self, is_whole: bool) -> list[int]:
         """In order. To a drawn chain nothing is added, so that nothing else has to be asked for where it is drawn."""
         drawing = self._drawing
-        others = [part for part in range(len(self._drafters)) if part != drawing]
+        others = [part for part in range(len(self.drafters)) if part != drawing]
         if drawing is None:
             return others
         if is_whole:
@@ -137,7 +138,7 @@ class Merge(ShowsOptions):
             for siblings, right in union.outcomes(emitted):
                 self._call_pool.update(siblings, right)
         self._proposed = []
-        for drafter in self._drafters:
+        for drafter in self.drafters:
             drafter.update(step)
 
     def _learn_rests(self, emitted: Sequence[Sequence[int]]) -> None:
@@ -150,20 +151,15 @@ class Merge(ShowsOptions):
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self._proposed = [self._proposed[b] for b in rows] if self._proposed else []
-        for drafter in self._drafters:
+        for drafter in self.drafters:
             drafter.select_rows(rows)
 
     def add_rows(self, num_rows: int) -> None:
         """See `ServingDrafter`. Raises `ConfigError`: a part cannot serve rows that join."""
-        for drafter in self._drafters:
+        for drafter in self.drafters:
             if not isinstance(drafter, ServingDrafter):
                 raise ConfigError(f"{type(drafter).__name__} cannot serve rows that join: it has no add_rows")
             drafter.add_rows(num_rows)
-
-    @property
-    def drafters(self) -> list[Drafter]:
-        """The merged drafters."""
-        return list(self._drafters)
 
     def proposers(self, row: int, tokens: Sequence[int]) -> list[list[str]]:
         """The drafters that proposed each token along a path of the last trees; ends where the path leaves them.
@@ -172,7 +168,7 @@ class Merge(ShowsOptions):
         """
         if row >= len(self._proposed):
             return []
-        names = [type(drafter).__name__ for drafter in self._drafters]
+        names = [type(drafter).__name__ for drafter in self.drafters]
         return [[names[voter] for voter in voters] for voters in self._proposed[row].voters(tokens)]
 
 
