@@ -84,10 +84,5 @@ class DFlash(HeadDrafter[DFlashHead]):
 
 
 KIND = HeadKind(
-    keys=KEYS,
-    is_meant=is_meant,
-    read_config=dflash_config,
-    head=DFlashHead,
-    drafter=DFlash,
-    write_config=dflash_keys,
+    keys=KEYS, is_meant=is_meant, read_config=dflash_config, head=DFlashHead, drafter=DFlash, write_config=dflash_keys
 )

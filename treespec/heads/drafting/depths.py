@@ -54,11 +54,7 @@ class DepthDrafts(SessionSource):
     """
 
     def __init__(
-        self,
-        session: Session,
-        target_ids: Int[Tensor, "W"],
-        logits: Float[Tensor, "B D W"],
-        after: After | None = None,
+        self, session: Session, target_ids: Int[Tensor, "W"], logits: Float[Tensor, "B D W"], after: After | None = None
     ) -> None:
         self._session = session
         self._target_ids = target_ids

@@ -13,10 +13,5 @@ class Eagle(LevelDrafter[EagleHead]):
 
 
 KIND = HeadKind(
-    keys=KEYS,
-    is_meant=is_meant,
-    read_config=eagle_config,
-    head=EagleHead,
-    drafter=Eagle,
-    write_config=eagle_keys,
+    keys=KEYS, is_meant=is_meant, read_config=eagle_config, head=EagleHead, drafter=Eagle, write_config=eagle_keys
 )

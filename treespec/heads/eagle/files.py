@@ -40,10 +40,7 @@ def eagle_config(config: ConfigReader, tensors: Mapping[str, Tensor]) -> EagleCo
     num_layers = llama.integer("num_hidden_layers", 1, most=len(tensors))
     shape["layer"] = replace(shape["layer"], window=one_window(llama, num_layers))
     return EagleConfig(
-        **shape,
-        num_features=1,
-        num_layers=num_layers,
-        has_fusion_bias=own.flag("fusion_bias", "fc.bias" in tensors),
+        **shape, num_features=1, num_layers=num_layers, has_fusion_bias=own.flag("fusion_bias", "fc.bias" in tensors)
     )
 
 

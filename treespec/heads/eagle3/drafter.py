@@ -13,10 +13,5 @@ class Eagle3(LevelDrafter[Eagle3Head]):
 
 
 KIND = HeadKind(
-    keys=KEYS,
-    is_meant=is_meant,
-    read_config=eagle3_config,
-    head=Eagle3Head,
-    drafter=Eagle3,
-    write_config=eagle3_keys,
+    keys=KEYS, is_meant=is_meant, read_config=eagle3_config, head=Eagle3Head, drafter=Eagle3, write_config=eagle3_keys
 )

@@ -175,13 +175,7 @@ class MtpHead(StateReader):
         )
 
     def run_text(
-        self,
-        tokens: Tensor,
-        states: Tensor,
-        before: Tensor,
-        positions: Tensor,
-        mask: Tensor,
-        cache: KeyValueCache,
+        self, tokens: Tensor, states: Tensor, before: Tensor, positions: Tensor, mask: Tensor, cache: KeyValueCache
     ) -> Tensor:
         """All layers over consecutive tokens: each reads the one before it, one token earlier; see `run`.
 
@@ -223,17 +217,7 @@ class MtpHead(StateReader):
 def unroll(head: MtpHead, tokens: Tensor, states: Tensor, num_steps: int) -> list[Tensor]:
     """The inputs of the output layer along a training text, then along drafts on the layer's own outputs.
 
-    As in EAGLE-3's training: step i pairs the token at t + i with what step i - 1 gave at t, as at depth i of a draft
-    that starts at t, with the target's states up to t and the layer's own after it.
-
-    Args:
-        head: of one layer.
-        tokens: int64 [B, T], each the token after its state's.
-        states: [B, T, H], the target's.
-        num_steps: 1 to T.
-
-    Returns:
-        Normed outputs [B, T - i, H] of every step i; those at t predict the token after `tokens[:, t + i]`.
+    As `treespec.heads.eagle3.module.unroll`, with the target's states [B, T, H] as features; `head` is of one layer.
     """
     num_tokens = tokens.shape[1]
     cache = TrainingCache()

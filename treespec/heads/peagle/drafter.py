@@ -52,10 +52,5 @@ class PEagle(Eagle3):
 
 
 KIND = HeadKind(
-    keys=KEYS,
-    is_meant=is_meant,
-    read_config=peagle_config,
-    head=PEagleHead,
-    drafter=PEagle,
-    write_config=peagle_keys,
+    keys=KEYS, is_meant=is_meant, read_config=peagle_config, head=PEagleHead, drafter=PEagle, write_config=peagle_keys
 )
