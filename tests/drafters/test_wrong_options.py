@@ -8,7 +8,7 @@ from helpers.tiny import tiny_llama
 from treespec import DraftModel, SuffixLookup, TokenRecycling, TreeScorer
 from treespec.drafters.lookup.recycling_table import Table
 from treespec.errors import ConfigError
-from treespec.heads import DFlash, Eagle3
+from treespec.heads import DFlash, Eagle3, Medusa
 
 DRAFT = tiny_llama()
 DFLASH_HEAD = dflash_files.random_head(dflash_files.shape())
@@ -33,6 +33,7 @@ WRONG = {
     "a model for a head": (lambda: Eagle3(DRAFT, (1, 2, 0)), "an Eagle3Head, got LlamaForCausalLM"),
     "a head of another kind": (lambda: Eagle3(DFLASH_HEAD, (1, 2)), "an Eagle3Head, got DFlashHead"),
     "a head's folder": (lambda: DFlash("folder", (1, 2)), r"got str: load_drafter"),
+    "a folder for Medusa heads": (lambda: Medusa("folder"), r"got str: Medusa\.load"),
     "too few hidden layers": (lambda: DFlash(DFLASH_HEAD, (1,)), r"of the 2 hidden .* got \(1,\)"),
     "one hidden layer": (lambda: DFlash(DFLASH_HEAD, 1), "of the 2 hidden states .* got 1"),
     "a string for a table": (lambda: TokenRecycling(table="x"), "Table of tensors, got str"),
@@ -40,6 +41,19 @@ WRONG = {
         lambda: TokenRecycling(table=Table(torch.ones(4, 2).long(), torch.ones(2))),
         r"hits \[k \+ 1\], got",
     ),
+    **{
+        f"a table of {candidates} and {hits}": (
+            lambda given=(candidates, hits): TokenRecycling(table=Table(*map(torch.tensor, given))),
+            words,
+        )
+        for candidates, hits, words in (
+            ([[1], [2]], [0.0, 0.0], "tokens of its 2 rows"),
+            ([[1], [-2]], [0.0, 0.0], "tokens of its 2 rows"),
+            ([[1], [0]], [torch.nan, 0.0], "hits must be counts"),
+            ([[1], [0]], [-1.0, 1.0], "hits must be counts"),
+            ([[1], [0]], [2.0, 1.0], "hits must be counts"),
+        )
+    },
     "a table of floats": (lambda: TokenRecycling(table=Table(torch.ones(4, 2), torch.ones(3))), "int64"),
 }
 

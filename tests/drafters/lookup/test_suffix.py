@@ -52,15 +52,11 @@ def path_probs(texts, ends, depth, length, smoothing):
     return probs
 
 
-def brute_force(text, stored, max_match, min_match, factor, offset, min_prob, smoothing, depth, budget):
-    """The best score over all match lengths and both tries."""
-    best = 0.0
+def matches(text, stored, lengths, smoothing, depth):
+    """Every match's length and the probabilities of its continuations, in both tries."""
     for texts, is_own in (([text], True), (stored, False)):
-        for length in range(min_match, min(max_match, len(text)) + 1):
-            probs = path_probs(texts, ends_of(texts, text[-length:], is_own), depth, length, smoothing)
-            likely = sorted((p for p in probs.values() if p >= min_prob), reverse=True)
-            best = max(best, sum(likely[: min(budget, int(factor * length + offset))]))
-    return best
+        for length in lengths:
+            yield length, path_probs(texts, ends_of(texts, text[-length:], is_own), depth, length, smoothing)
 
 
 @given(
@@ -88,17 +84,17 @@ def test_the_tree_has_the_best_score_of_all_lengths_and_tries(
         loop = Loop(SuffixLookup(max_match, min_match, store, least, smoothing), [text], BestFirst(8))
         batch = loop.propose(depth)
     tree, values = batch.trees[0], batch.values[0].tolist()
-    expected = brute_force(text, stored, max_match, min_match, factor, offset, least, smoothing, depth, budget=7)
+    found, expected = [], 0.0
+    for length, probs in matches(text, stored, range(min_match, min(max_match, len(text)) + 1), smoothing, depth):
+        likely = sorted((p for p in probs.values() if p >= least), reverse=True)
+        expected = max(expected, sum(likely[: min(7, factor * length + offset)]))
+        found.append(probs)
     assert sum(values[1:]) == pytest.approx(expected)
     assert all(value >= least for value in values)
     assert max(tree.depths) <= depth
     if tree.num_nodes > 1:  # one match explains the whole tree
         paths = {tuple(tree.token(i) for i in tree.path_to(n)[1:]): values[n] for n in range(1, tree.num_nodes)}
-        matches = []
-        for texts, is_own in (([text], True), (stored, False)):
-            for length in range(min_match, min(max_match, len(text)) + 1):
-                matches.append(path_probs(texts, ends_of(texts, text[-length:], is_own), depth, length, smoothing))
-        assert any(all(probs.get(path) == pytest.approx(value) for path, value in paths.items()) for probs in matches)
+        assert any(all(probs.get(path) == pytest.approx(value) for path, value in paths.items()) for probs in found)
 
 
 @given(TOKENS, st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=4), st.integers(1, 6), st.integers(0, 40))

@@ -109,17 +109,6 @@ def test_a_drawn_chain_stays_as_it_is():
     assert batch.draft_index[0].tolist() == [-1, 0, 1, 2]
 
 
-def test_nothing_else_is_asked_for_where_a_chain_is_drawn(monkeypatch):
-    merge, asked = merged(), []
-    propose = SuffixLookup.propose
-    monkeypatch.setattr(SuffixLookup, "propose", lambda self, depth: asked.append(1) or propose(self, depth))
-    loop = Loop(merge, PROMPTS[:1], Chain(3), seed=3)
-    loop.step(loop.propose())
-    assert not asked
-    Loop(merge, PROMPTS[:1], Chain(3), is_sampling=False).propose()
-    assert asked
-
-
 class Asked(SuffixLookup):
     """A lookup that counts how often it was asked."""
 
@@ -130,21 +119,22 @@ class Asked(SuffixLookup):
         return super().propose(max_depth)
 
 
-def num_asked(emitted, num_steps):
-    """How often a merge's lookup is asked in sampled steps that all emit these tokens, after a text that repeats."""
-    lookup = Asked()
-    loop = Loop(merged(lookup), PROMPTS[:1], BestFirst(8), seed=3)
-    for _ in range(num_steps):
+def test_nothing_else_is_asked_for_where_a_chain_is_drawn():
+    merge = merged(lookup := Asked())
+    loop = Loop(merge, PROMPTS[:1], Chain(3), seed=3)
+    loop.step(loop.propose())
+    assert not lookup.num_asked
+    Loop(merge, PROMPTS[:1], Chain(3), is_sampling=False).propose()
+    assert lookup.num_asked
+
+
+@pytest.mark.parametrize(("emitted", "least", "most"), [([0], 4, 24), ([3, 4, 5, 1, 2], 64, 64)])
+def test_a_lookup_is_asked_as_often_as_it_brings_tokens(emitted, least, most):
+    """In 64 sampled steps after a text that repeats."""
+    loop = Loop(merged(lookup := Asked()), PROMPTS[:1], BestFirst(8), seed=3)
+    for _ in range(64):
         loop.step(loop.propose(), emit=[emitted])
-    return lookup.num_asked
-
-
-def test_a_lookup_that_brings_nothing_is_asked_in_few_steps():
-    assert 4 <= num_asked([0], 64) <= 24
-
-
-def test_a_lookup_that_brings_tokens_is_asked_in_every_step():
-    assert num_asked([3, 4, 5, 1, 2], 64) == 64
+    assert least <= lookup.num_asked <= most
 
 
 def test_rests_follow_what_a_drafter_brings():

@@ -7,7 +7,7 @@ from helpers.drafter_loop import Loop, Recent, check_distributions
 from helpers.toy_models import TableLM, ToyScorer
 
 from treespec.drafters import DraftModel, SuffixLookup, TokenRecycling
-from treespec.errors import ConfigError, ContextFullError, TreespecWarning, VocabularyMismatchError
+from treespec.errors import ConfigError, ContextFullError, TreespecWarning
 from treespec.literature import SpecExec, dyspec
 from treespec.policies import BestFirst, Chain, KAry, Paths
 from treespec.protocols import Capability, Drafter
@@ -214,11 +214,6 @@ def test_the_best_chain_of_sampled_children_follows_the_first_draws():
     flags = torch.tensor([False, True, True, False])
     tree = TokenTree(torch.tensor([0, 3, 1, 2]), torch.tensor([-1, 0, 0, 2]), probs, torch.tensor([-1, 0, 0, 1]), flags)
     assert tree.best_chain([1.0, 0.1, 0.9, 0.9]) == (0, 1)
-
-
-def test_draft_model_needs_the_targets_vocabulary():
-    with pytest.raises(VocabularyMismatchError, match=r"6 tokens and the target's 7"):
-        Loop(DraftModel(ToyScorer(TableLM(6))), [[1]], Chain(2), vocab_size=7)
 
 
 class Widest(BestFirst):
