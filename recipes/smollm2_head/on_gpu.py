@@ -42,10 +42,11 @@ from treespec.training.data import Batch
 from treespec.training.eagle3 import Eagle3Learner, make_eagle3
 from treespec.training.evaluate import EvaluatedDrafts, evaluate
 from treespec.training.features import NUM_CANDIDATES
-from treespec.training.loop import BETAS, MAX_GRADIENT_NORM, WEIGHT_DECAY, CastWeights, learning_rate
+from treespec.training.loop import MAX_GRADIENT_NORM, cast_weights, learning_rate, make_optimizer
 from treespec.training.objective import Draft, Objective
 from treespec.training.options import TrainingConfig
 from treespec.training.text.batch import Message
+from treespec.tree.transfer import upload
 
 HIDDEN_LAYERS = (2, 15, 27)
 MAX_MESSAGE = 160
@@ -168,10 +169,9 @@ class Features:
             row[: len(text.tokens)] = text.tokens
         is_inside = positions < lengths[:, None] - 1  # The last token has no next one.
         own, greedy = (np.array([getattr(text, name) for text in texts])[:, None] for name in ("first", "greedy"))
-        ids, is_generated, is_greedy = (
-            upload(part, self._device)
-            for part in (tokens, is_inside & (positions >= own), is_inside & (positions >= np.maximum(own, greedy)))
-        )
+        is_generated, is_greedy = (is_inside & (positions >= first) for first in (own, np.maximum(own, greedy)))
+        parts = map(torch.from_numpy, (tokens, is_generated, is_greedy))
+        ids, is_generated, is_greedy = upload(self._device, *parts)
         output = self._model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
         states = torch.cat(list(pick_layers(output, HIDDEN_LAYERS).values()), -1)
         flat = output.last_hidden_state.flatten(0, 1)
@@ -193,15 +193,9 @@ def draft_starts(texts: Sequence[Text], num_depths: int, device: torch.device) -
         rows = [(row, max(text.first - 1 - depth, 0), len(text.tokens) - 2 - depth) for row, text in enumerate(texts)]
         row_ids = np.concatenate([np.full(max(end - start, 0), row) for row, start, end in rows])
         starts = np.concatenate([np.arange(start, max(end, start)) for _, start, end in rows])
-        row_ids, starts = upload(np.stack([row_ids, starts]).astype(np.int64), device)
+        row_ids, starts = upload(device, *map(torch.from_numpy, (row_ids, starts)))
         found.append((row_ids, starts))
     return found
-
-
-def upload(values: np.ndarray, device: torch.device) -> Tensor:
-    """A copy on the device, which nothing waits for."""
-    copy = torch.from_numpy(values)
-    return copy.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else copy
 
 
 class PlacedLearner(Eagle3Learner):
@@ -232,11 +226,8 @@ class Trainee:
         self.learner = make_learner(model, config, start)
         device = model.lm_head.weight.device
         self.objective = Objective(self.learner, model.config.vocab_size, config.depth_decay).to(device)
-        trained = [weight for weight in self.objective.parameters() if weight.requires_grad]
-        decays = {WEIGHT_DECAY: [w for w in trained if w.ndim > 1], 0.0: [w for w in trained if w.ndim <= 1]}
-        groups = [{"params": weights, "weight_decay": decay} for decay, weights in decays.items()]
-        self._optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=BETAS, fused=True)
-        self._weights = CastWeights(self.objective, torch.bfloat16 if device.type == "cuda" else torch.float32)
+        self._optimizer = make_optimizer(self.objective, config.learning_rate)
+        self._cast = cast_weights(self.objective, torch.bfloat16 if device.type == "cuda" else torch.float32)
 
     def save(self, path: Path, progress: tuple[float, int, int, int]) -> None:
         """Weights and optimiser, for `load`."""
@@ -258,7 +249,7 @@ class Trainee:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self.learner.starts = where
-        loss = torch.func.functional_call(self.objective, self._weights.cast(), (batch, tv_weight, None))
+        loss = torch.func.functional_call(self.objective, self._cast(), (batch, tv_weight, None))
         self._optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.objective.parameters(), MAX_GRADIENT_NORM)

@@ -51,12 +51,8 @@ class Run:
         lengths = [features.lengths[text] for text in self._texts]
         self._sampler = Sampler(lengths, config.batch_size, config.seed)
         self._num_steps = config.num_steps or self._sampler.num_batches
-        trained = [weight for weight in objective.parameters() if weight.requires_grad]
-        # Norms and biases are not decayed.
-        decays = {WEIGHT_DECAY: [w for w in trained if w.ndim > 1], 0.0: [w for w in trained if w.ndim <= 1]}
-        groups = [{"params": weights, "weight_decay": decay} for decay, weights in decays.items()]
-        self._optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=BETAS, fused=True)
-        self._weights = CastWeights(objective, torch.bfloat16 if config.is_mixed else torch.float32)
+        self._optimizer = make_optimizer(objective, config.learning_rate)
+        self._cast = cast_weights(objective, torch.bfloat16 if config.is_mixed else torch.float32)
         self._path = folder / STATE
         self._settings = asdict(config) | {"features": features.digest(), "reads": objective.learner.reads}
         self.progress = Progress()
@@ -112,7 +108,7 @@ class Run:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         tv_weight = config.tv_weight if self.share_done >= config.tv_start else 0.0
-        loss = torch.func.functional_call(self.objective, self._weights.cast(), (batch, tv_weight, generator))
+        loss = torch.func.functional_call(self.objective, self._cast(), (batch, tv_weight, generator))
         value = float(loss.detach())
         if not math.isfinite(value):
             raise TreespecError(f"the loss of step {progress.step} is {value}: lower the learning rate")
@@ -149,20 +145,25 @@ class Run:
         progress.log.append(line | {"tokens": progress.num_tokens} | values)
 
 
-class CastWeights:
-    """A module's weights in `dtype`; unlike autocast it rounds no activation twice and keeps norms in fused kernels."""
+def make_optimizer(module: nn.Module, learning_rate: float) -> torch.optim.AdamW:
+    """AdamW for the weights of a module that are trained; norms and biases are not decayed."""
+    trained = [weight for weight in module.parameters() if weight.requires_grad]
+    decays = {WEIGHT_DECAY: [w for w in trained if w.ndim > 1], 0.0: [w for w in trained if w.ndim <= 1]}
+    groups = [{"params": weights, "weight_decay": decay} for decay, weights in decays.items()]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=BETAS, fused=True)
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
-        self._module, self._dtype = module, dtype
-        tensors = dict([*module.named_parameters(), *module.named_buffers()])
-        # Rotary frequencies would be wrong by whole positions in bfloat16.
-        names = [n for n, t in tensors.items() if t.is_floating_point() and not n.endswith("inv_freq")]
-        self._trained = [n for n in names if tensors[n].requires_grad]
-        self._frozen = {n: tensors[n].detach().to(dtype) for n in names if not tensors[n].requires_grad}
 
-    def cast(self) -> dict[str, Tensor]:
-        """By name, for `torch.func.functional_call`; gradients flow to the module's own weights."""
-        return self._frozen | {n: self._module.get_parameter(n).to(self._dtype) for n in self._trained}
+def cast_weights(module: nn.Module, dtype: torch.dtype) -> Callable[[], dict[str, Tensor]]:
+    """A function that gives a module's weights in `dtype`, for `torch.func.functional_call`; gradients flow to its own.
+
+    Unlike autocast it rounds no activation twice and keeps norms in fused kernels.
+    """
+    tensors = dict([*module.named_parameters(), *module.named_buffers()])
+    # Rotary frequencies would be wrong by whole positions in bfloat16.
+    names = [n for n, t in tensors.items() if t.is_floating_point() and not n.endswith("inv_freq")]
+    trained = [n for n in names if tensors[n].requires_grad]
+    frozen = {n: tensors[n].detach().to(dtype) for n in names if not tensors[n].requires_grad}
+    return lambda: frozen | {n: module.get_parameter(n).to(dtype) for n in trained}
 
 
 def with_noise(batch: Batch, noise: float, generator: torch.Generator) -> Batch:
