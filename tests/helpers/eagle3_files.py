@@ -106,10 +106,7 @@ class PlainEagle3(PlainHead):
         for i in range(self.made["layers"]):
             name = f"layers.{i}"
             if i == 0:
-                normed = self.norm(states, f"{name}.hidden_norm")
-                embedded = self.norm(self.embedding[tokens], f"{name}.input_layernorm")
-                inputs = torch.cat([embedded, normed], -1)
-                states = normed if self.made["flags"].get("norm_before_residual") else states
+                states, inputs = self._first_inputs(states, tokens)
             else:
                 inputs = self.norm(states, f"{name}.input_layernorm")
             mixed = self.attention(
@@ -117,6 +114,13 @@ class PlainEagle3(PlainHead):
             )
             states = self.mlp(states + mixed, name)
         return states
+
+    def _first_inputs(self, states, tokens):
+        """The first layer's residual, and what its attention reads."""
+        normed = self.norm(states, "layers.0.hidden_norm")
+        embedded = self.norm(self.embedding[tokens], "layers.0.input_layernorm")
+        residual = normed if self.made["flags"].get("norm_before_residual") else states
+        return residual, torch.cat([embedded, normed], -1)
 
 
 class PlainPEagle(PlainEagle3):

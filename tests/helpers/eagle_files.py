@@ -49,12 +49,6 @@ class PlainEagle(PlainEagle3):
     def _fuse(self, states):
         return states
 
-    def _layers(self, states, tokens, first):
-        states = self.linear(torch.cat([self.embedding[tokens], states], -1), "fc")
-        window = self.made["llama"].get("sliding_window", len(tokens))
-        for i in range(self.made["layers"]):
-            name = f"layers.{i}"
-            inputs = self.norm(states, f"{name}.input_layernorm") if i else states
-            mixed = self.attention(f"{name}.self_attn", inputs, inputs, first, first, lambda q, k: 0 <= q - k < window)
-            states = self.mlp(states + mixed, name)
-        return states
+    def _first_inputs(self, states, tokens):
+        fused = self.linear(torch.cat([self.embedding[tokens], states], -1), "fc")
+        return fused, fused

@@ -6,9 +6,11 @@ import torch
 from helpers import dflash_files, eagle3_files, eagle_files, medusa_files
 from helpers.head_files import SPECULATORS
 from helpers.tiny import prompt
+from transformers import DynamicCache
 
 from treespec import TreeSpeculation, load_drafter
 from treespec.heads import Medusa
+from treespec.hf.introspect import CACHE_NAME
 
 
 @dataclass
@@ -44,7 +46,7 @@ def make(folder, target, made, format_name=SPECULATORS, seed=0, **options):
         size = made["medusa"]["vocab_size"]
         ids = torch.randperm(64, generator=torch.Generator().manual_seed(seed))[:size] if size < 64 else None
         heads = medusa_files.random_heads(**made["medusa"], seed=seed, token_map=ids)
-        return recorded(Medusa)(heads), medusa_files.PlainMedusa(heads)
+        return recording(Medusa)(heads), medusa_files.PlainMedusa(heads)
     if "block" in made:
         files, plain = dflash_files, dflash_files.PlainDFlash
     elif "is_eagle" in made:
@@ -55,10 +57,10 @@ def make(folder, target, made, format_name=SPECULATORS, seed=0, **options):
     tensors = files.random_tensors(made, seed)
     folder = files.write(folder, made, tensors, format_name)
     loaded = load_drafter(folder, target, hidden_layers=made["hidden_layers"] if files is eagle3_files else None)
-    return recorded(type(loaded))(loaded.head, loaded.hidden_layers, **options), plain(made, tensors, target)
+    return recording(type(loaded))(loaded.head, loaded.hidden_layers, **options), plain(made, tensors, target)
 
 
-def recorded(kind):
+def recording(kind):
     """A kind of drafters, recorded."""
     return type(f"Recorded{kind.__name__}", (Recorded, kind), {})
 
@@ -69,6 +71,14 @@ def left_padded(lengths, seed=5):
     ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
     mask = torch.stack([torch.arange(width) >= width - len(row) for row in rows])
     return {"input_ids": ids, "attention_mask": mask.long()}
+
+
+def with_cache(target, ids):
+    """Inputs whose cache holds the first six tokens."""
+    cache = DynamicCache()
+    with torch.no_grad():
+        target(ids[:, :6], **{CACHE_NAME: cache})
+    return {"input_ids": ids, CACHE_NAME: cache}
 
 
 def run(target, drafter, inputs, num_new=12, do_sample=False, tree=8, **options):

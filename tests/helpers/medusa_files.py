@@ -11,7 +11,7 @@ from treespec.heads import MedusaHead, MedusaHeads
 
 def shape(draft_vocab=64):
     """The description from which `head_runs.make` makes Medusa heads."""
-    return {"medusa": {"vocab_size": draft_vocab}}
+    return {"medusa": {"vocab_size": draft_vocab, "num_layers": 2}}
 
 
 def random_heads(

@@ -15,41 +15,24 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 Names = Mapping[str, str]
-DEEPSEEK = {
-    "embedding_norm": "model.layers.{after}.enorm.weight",
-    "hidden_norm": "model.layers.{after}.hnorm.weight",
-    "projection": "model.layers.{after}.eh_proj.weight",
-    "norm": "model.layers.{after}.shared_head.norm.weight",
-    "block": "model.layers.{after}.",
-}
-BAILING = DEEPSEEK | {"norm": "model.layers.{after}.final_layernorm.weight"}
-QWEN = {
-    "embedding_norm": "mtp.pre_fc_norm_embedding.weight",
-    "hidden_norm": "mtp.pre_fc_norm_hidden.weight",
-    "projection": "mtp.fc.weight",
-    "norm": "mtp.norm.weight",
-    "block": "mtp.layers.{layer}.",
-}
-MIMO = {
-    "embedding_norm": "model.mtp_layers.{layer}.token_layernorm.weight",
-    "hidden_norm": "model.mtp_layers.{layer}.hidden_layernorm.weight",
-    "projection": "model.mtp_layers.{layer}.input_proj.weight",
-    "norm": "model.mtp_layers.{layer}.final_layernorm.weight",
-    "block": "model.mtp_layers.{layer}.",
-}
-ERNIE = {
-    "embedding_norm": "model.mtp_emb_norm.{layer}.weight",
-    "hidden_norm": "model.mtp_hidden_norm.{layer}.weight",
-    "projection": "model.mtp_linear_proj.{layer}.weight",
-    "block": "model.mtp_block.{layer}.",
-}
-NEMOTRON = {
-    "embedding_norm": "mtp.layers.0.enorm.weight",
-    "hidden_norm": "mtp.layers.0.hnorm.weight",
-    "projection": "mtp.layers.0.eh_proj.weight",
-    "norm": "mtp.layers.1.final_layernorm.weight",
-    "block": "mtp.layers.{layer}.",
-}
+PARTS = ("embedding_norm", "hidden_norm", "projection", "norm")
+AFTER = "model.layers.{after}."
+
+
+def names(begin: str, *ends: str, block: str | None = None) -> dict[str, str]:
+    """Names of `PARTS`, and how those of a decoder layer begin, by default as these do."""
+    parts = {part: f"{begin}{end}.weight" for part, end in zip(PARTS, ends, strict=False)}
+    return parts | {"block": begin if block is None else block}
+
+
+DEEPSEEK = names(AFTER, "enorm", "hnorm", "eh_proj", "shared_head.norm")
+BAILING = names(AFTER, "enorm", "hnorm", "eh_proj", "final_layernorm")
+QWEN = names("mtp.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", block="mtp.layers.{layer}.")
+MIMO = names("model.mtp_layers.{layer}.", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+ERNIE = names(
+    "model.mtp_", "emb_norm.{layer}", "hidden_norm.{layer}", "linear_proj.{layer}", block="model.mtp_block.{layer}."
+)
+NEMOTRON = names("mtp.layers.", "0.enorm", "0.hnorm", "0.eh_proj", "1.final_layernorm", block="mtp.layers.{layer}.")
 
 
 @dataclass(frozen=True)

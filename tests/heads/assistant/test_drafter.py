@@ -9,10 +9,9 @@ import transformers
 from helpers import zoo
 from helpers.assistants import NAMES, PlainAssistant, make_assistant, make_target, with_assistants
 from helpers.doc_snippets import run_snippet
-from helpers.head_runs import Recorded, check_distributions, left_padded, run
+from helpers.head_runs import check_distributions, left_padded, recording, run, with_cache
 from helpers.tiny import identical
 from packaging.version import Version
-from transformers import DynamicCache
 from transformers.generation import candidate_generator
 
 from benchmarks.joint_distribution.cases import PLAIN, VOCAB_SIZE, WARPED
@@ -20,15 +19,10 @@ from benchmarks.joint_distribution.run import Case, run_case, tiny_models
 from treespec import BestFirst, Chain, KAry, SuffixLookup, TreeSpeculation, from_config, load_drafter, speed_up
 from treespec.errors import CheckpointError, ConfigError, UnsupportedModelError, VocabularyMismatchError
 from treespec.heads import Assistant
-from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading import assistant as loading
 from treespec.lab.named import named_drafters
 
 pytestmark = with_assistants
-
-
-class RecordedAssistant(Recorded, Assistant):
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +31,7 @@ def target():
 
 
 def recorded(target, assistant, max_length=None):
-    return RecordedAssistant(load_drafter(assistant, target).head, max_length)
+    return recording(Assistant)(load_drafter(assistant, target).head, max_length)
 
 
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
@@ -113,10 +107,7 @@ def test_a_static_cache_and_one_that_held_the_first_tokens(target):
     drafter = recorded(target, assistant)
     run(target, drafter, {"input_ids": ids}, 8, tree=KAry((2, 1, 1)), cache_implementation="static", eos_token_id=None)
     assert check_distributions(target, drafter, PlainAssistant(target, assistant)) > 15
-    cache = DynamicCache()
-    with torch.no_grad():
-        target(ids[:, :6], **{CACHE_NAME: cache})
-    run(target, drafter, {"input_ids": ids, CACHE_NAME: cache}, 6, tree=KAry((2, 1, 1)), eos_token_id=None)
+    run(target, drafter, with_cache(target, ids), 6, tree=KAry((2, 1, 1)), eos_token_id=None)
     assert check_distributions(target, drafter, PlainAssistant(target, assistant)) > 15
 
 

@@ -9,17 +9,16 @@ from helpers.dflash_files import shape as dflash
 from helpers.doc_snippets import run_opening, run_snippet
 from helpers.eagle3_files import SAFEAILAB
 from helpers.head_files import SPECULATORS
-from helpers.head_runs import check_distributions, left_padded, make, run
+from helpers.head_runs import check_distributions, left_padded, make, run, with_cache
 from helpers.medusa_files import random_heads
 from helpers.tiny import identical, prompt, tiny_llama
 from helpers.wrong_heads import files_of
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from benchmarks.joint_distribution.cases import PLAIN, VOCAB_SIZE, WARPED
 from benchmarks.joint_distribution.run import Case, run_case, tiny_models
 from treespec import BestFirst, Chain, KAry, Paths, TokenRecycling, TreeSpeculation, load_drafter
 from treespec.heads import Medusa
-from treespec.hf.introspect import CACHE_NAME
 from treespec.literature import SpecExec, StochasticBeam
 
 EAGLE, DFLASH, DSPARK = eagle3_files.shape(hidden=32), dflash(), dspark()
@@ -170,18 +169,11 @@ def test_what_a_greedy_call_forbids_is_not_drafted(tmp_path, target, made):
 
 
 @every_kind
-def test_merged_with_a_drafter_that_reads_no_states(tmp_path, target, made):
+def test_merged_with_a_drafter_that_reads_no_states_and_on_a_static_cache_of_the_target(tmp_path, target, made):
     drafter, plain = make(tmp_path, target, made, seed=2)
-    identical(target, left_padded([9, 5]), TreeSpeculation([drafter, TokenRecycling()], tree=8))
+    speculation = TreeSpeculation([drafter, TokenRecycling()], tree=8)
+    identical(target, left_padded([9, 5]), speculation, cache_implementation="static")
     assert check_distributions(target, drafter, plain) > 20
-
-
-@every_kind
-def test_a_static_cache_of_the_target_changes_nothing(tmp_path, target, made):
-    drafter, plain = make(tmp_path, target, made, seed=2)
-    speculation, options = TreeSpeculation(drafter, tree=8), {"max_new_tokens": 6, "cache_implementation": "static"}
-    identical(target, left_padded([9, 5]), speculation, **options)
-    assert check_distributions(target, drafter, plain) > 10
 
 
 @every_kind
@@ -205,10 +197,8 @@ def test_long_prompts_are_read_in_parts(tmp_path, target, monkeypatch, made):
 @every_kind
 def test_a_cache_that_held_the_first_tokens_leaves_positions_right(tmp_path, target, made):
     drafter, plain = make(tmp_path, target, made)
-    ids, cache = prompt(1, 10), DynamicCache()
-    with torch.no_grad():
-        target(ids[:, :6], **{CACHE_NAME: cache})
-    out, _ = run(target, drafter, {"input_ids": ids, CACHE_NAME: cache}, 8)
+    ids = prompt(1, 10)
+    out, _ = run(target, drafter, with_cache(target, ids), 8)
     assert torch.equal(out, target.generate(ids, max_new_tokens=8, do_sample=False))
     assert check_distributions(target, drafter, plain, first=6) > 20
 

@@ -1,14 +1,13 @@
 """Medusa checkpoints: the public formats give the same heads, and whatever is wrong with a file is named."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.medusa_files import PlainMedusa, authors_tensors, random_heads, vllm_tensors, write
+from helpers.medusa_files import authors_tensors, random_heads, vllm_tensors, write
 
 from treespec.errors import CheckpointError, ConfigError, TreespecWarning
-from treespec.heads import Medusa, MedusaHead, MedusaHeads
+from treespec.heads import MedusaHead, MedusaHeads
 from treespec.heads.files.keys import HARMLESS
 from treespec.heads.medusa.files import KEYS, load_heads
 
@@ -21,12 +20,6 @@ def assert_same(loaded: MedusaHeads, expected: MedusaHeads):
     assert loaded.num_heads == count
     features = torch.randn(4, 32, generator=torch.Generator().manual_seed(9))
     torch.testing.assert_close(loaded.logits(features, count), expected.logits(features, count), rtol=0, atol=0)
-
-
-def test_a_head_is_what_the_paper_says():
-    heads, states = random_heads(num_layers=2), torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
-    expected = [PlainMedusa(heads).logits(states, [], path) for path in ((), (1,), (1, 2))]
-    torch.testing.assert_close(heads.logits(states[-1:], 3)[0].double(), torch.stack(expected), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +175,3 @@ def test_two_unnamed_files_are_not_guessed_among(tmp_path):
         write(tmp_path, AUTHORS, name=name)
     with pytest.raises(CheckpointError, match=r"a\.safetensors, b\.safetensors"):
         load_heads(tmp_path)
-
-
-def test_a_drafter_wants_heads(tmp_path):
-    with pytest.raises(ConfigError, match=r"Medusa\.load"):
-        Medusa(str(tmp_path))
-    assert json.dumps(Medusa(HEADS).hidden_layers) == "[-1]"

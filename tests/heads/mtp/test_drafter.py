@@ -8,11 +8,11 @@ import pytest
 import torch
 from helpers import zoo
 from helpers.doc_snippets import run_snippet
-from helpers.head_runs import Recorded, check_distributions, left_padded, run
+from helpers.head_runs import check_distributions, left_padded, recording, run, with_cache
 from helpers.mtp_files import PUBLISHED, PlainMtp, write
 from helpers.tiny import identical
 from safetensors.torch import load_file, save_file
-from transformers import DynamicCache, cache_utils, modeling_layers
+from transformers import cache_utils, modeling_layers
 
 from benchmarks.joint_distribution.cases import PLAIN, VOCAB_SIZE, WARPED
 from benchmarks.joint_distribution.run import Case, run_case, tiny_models
@@ -20,16 +20,11 @@ from treespec import BestFirst, Chain, KAry, TreeSpeculation, from_config, load_
 from treespec.errors import CheckpointError
 from treespec.heads import Mtp
 from treespec.heads.mtp.module import unroll
-from treespec.hf.introspect import CACHE_NAME
-
-
-class RecordedMtp(Recorded, Mtp):
-    pass
 
 
 def recorded(made, **options):
     loaded = load_mtp(made.target, **options)
-    return RecordedMtp(loaded.head, loaded.hidden_layers, options.get("max_length"))
+    return recording(Mtp)(loaded.head, loaded.hidden_layers, options.get("max_length"))
 
 
 @pytest.fixture(scope="module")
@@ -153,10 +148,8 @@ def test_long_prompts_are_read_in_parts(checkpoints, monkeypatch):
 
 def test_a_cache_that_held_the_first_tokens_leaves_positions_right(checkpoints):
     made = checkpoints("deepseek_v3", 3)
-    drafter, ids, cache = recorded(made), zoo.prompts(1, 12), DynamicCache()
-    with torch.no_grad():
-        made.target(ids[:, :6], **{CACHE_NAME: cache})
-    run(made.target, drafter, {"input_ids": ids, CACHE_NAME: cache}, 6, tree=KAry((2, 1, 1)), eos_token_id=None)
+    drafter, inputs = recorded(made), with_cache(made.target, zoo.prompts(1, 12))
+    run(made.target, drafter, inputs, 6, tree=KAry((2, 1, 1)), eos_token_id=None)
     assert check_distributions(made.target, drafter, PlainMtp(made), first=6) > 15
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers.head_runs import Recorded, check_distributions, left_padded
+from helpers.head_runs import check_distributions, left_padded, recording
 from helpers.mtp_files import PlainMtp, write
 from helpers.tiny import identical
 from safetensors.torch import load_file, save_file
@@ -21,10 +21,6 @@ NAMES = {
     "mtp.layers.0.": "mtp_layers.0.",
 }
 """The converter's names for the tensors of Qwen's checkpoints."""
-
-
-class RecordedMtp(Recorded, Mtp):
-    pass
 
 
 def convert(checkpoint, folder):
@@ -57,7 +53,7 @@ def test_converted_layers_draft_as_the_checkpoints_own(tmp_path, name):
     loaded = load_drafter(folder, made.target)
     assert isinstance(loaded, Mtp)
     assert loaded.head.config.layout == "speculators"
-    drafter = RecordedMtp(loaded.head, loaded.hidden_layers)
+    drafter = recording(Mtp)(loaded.head, loaded.hidden_layers)
     identical(made.target, left_padded([9, 4]), TreeSpeculation(drafter, tree=KAry((2, 2))), max_new_tokens=6)
     assert check_distributions(made.target, drafter, PlainMtp(made)) > 20
     with pytest.raises(ConfigError, match="leave out hidden_layers"):
