@@ -34,9 +34,11 @@ def write(folder, made, format_name=SPECULATORS):
     return files.write(folder, made, files.random_tensors(made), format_name)
 
 
-def edit_config(folder, **changes):
+def edit_config(folder, section=None, **changes):
+    """Set keys of a section, or at the top."""
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps(found | ({section: found.get(section, {}) | changes} if section else changes)))
 
 
 def edit_tensors(folder, **changes):
@@ -56,12 +58,11 @@ def tensors(**changes):
 
 def layer(**changes):
     """Keys of the layers' object."""
+    return lambda folder: edit_config(folder, "transformer_layer_config", **changes)
 
-    def edit(folder):
-        found = json.loads((folder / "config.json").read_text())
-        edit_config(folder, transformer_layer_config=found["transformer_layer_config"] | changes)
 
-    return edit
+def mask_embedding(content):
+    return lambda folder: torch.save(content, folder / "mask_embedding.pt")
 
 
 def overwrite(name, content):
@@ -172,6 +173,12 @@ WRONG_DFLASH = {  # Besides what all kinds read by the same code.
     "no block": (config(block_size=None), "block_size must be .*, got None"),
     "a block of one": (config(block_size=1), "block_size must be an int of at least 2 .*, got 1"),
     "a block without end": (config(block_size=2**24), "block_size must be .* at most 1024, got 16777216"),
+    "a mask embedding of another token": (
+        mask_embedding({"embedding": NAN, "mask_token_id": 5}),
+        r"mask_embedding\.pt is of the mask token 5, .* says 63",
+    ),
+    "no mask embedding": (mask_embedding({"mask_token_id": 63}), r"mask_embedding\.pt must hold an embedding"),
+    "a mask embedding that is not finite": (mask_embedding(NAN), r"\.pt must hold an embedding of finite numbers"),
     "no mask token": (config(mask_token_id=None), "mask_token_id must be .* at most 63, got None"),
     "a mask token beyond the vocabulary": (config(mask_token_id=64), "at most 63, got 64"),
     "layers that are not numbers": (config(aux_hidden_state_layer_ids=["2", "3"]), "list of layer numbers"),

@@ -42,19 +42,3 @@ def test_a_mask_embedding_is_read_from_its_own_file(tmp_path, content):
     torch.save(content, tmp_path / "mask_embedding.pt")
     head = build_head(read_checkpoint(tmp_path), torch.zeros(64, 32), torch.zeros(64, 32))
     assert torch.equal(head.state_dict()["mask_embedding"], EMBEDDING)
-
-
-WRONG = {
-    "of another token": ({"embedding": EMBEDDING, "mask_token_id": 5}, "is of the mask token 5, .* says 63"),
-    "nothing in it": ({"mask_token_id": 63}, "must hold an embedding"),
-    "not finite": (torch.full((32,), torch.nan), "must hold an embedding of finite numbers"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_mask_embedding_is_refused(tmp_path, name):
-    content, message = WRONG[name]
-    write(tmp_path, shape(draft_vocab=64), AUTHORS)
-    torch.save(content, tmp_path / "mask_embedding.pt")
-    with pytest.raises(CheckpointError, match=rf"mask_embedding\.pt {message}"):
-        read_checkpoint(tmp_path)

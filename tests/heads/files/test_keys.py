@@ -1,7 +1,5 @@
 """Every key of a head's config.json changes what the head drafts, or is known not to, or is refused by name."""
 
-import json
-
 import pytest
 import torch
 from helpers import dflash_files, eagle3_files, eagle_files
@@ -154,9 +152,8 @@ def write(folder, kind, **changes):
     if "d2t" in changes:
         edit_tensors(folder, d2t=changes.pop("d2t"))
     layers = {key: value for key, value in changes.items() if key in keys.layers}
-    found = json.loads((folder / "config.json").read_text())
-    own = {key: value for key, value in changes.items() if key not in layers}
-    edit_config(folder, **own, **{NESTED_LAYERS: found[NESTED_LAYERS] | layers})
+    edit_config(folder, **{key: value for key, value in changes.items() if key not in layers})
+    edit_config(folder, NESTED_LAYERS, **layers)
     return folder
 
 
@@ -212,12 +209,6 @@ def test_every_key_of_the_table_is_tried(monkeypatch, tmp_path, kind):
     assert asked <= known | ({"proposal_methods", "speculative_tokens"} if kind == "peagle" else set())
 
 
-def put(folder, section, **values):
-    """Set keys of a section, or at the top."""
-    found = json.loads((folder / "config.json").read_text())
-    edit_config(folder, **({section: found.get(section, {}) | values} if section else values))
-
-
 @every_kind
 def test_keys_without_effect_have_none(tmp_path, kind):
     keys, _ = KINDS[kind]
@@ -226,13 +217,13 @@ def test_keys_without_effect_have_none(tmp_path, kind):
     harmless = {*HARMLESS, *keys.harmless, "image_token_id", "eos_token_id"} - {"architectures", *keys.used}
     neutral = {key: supported[0] for key, supported in keys.inert.items()}
     for section in ("", NESTED_LAYERS, keys.section):
-        put(folder, section, **dict.fromkeys(harmless, "anything"), **neutral, wobble=None)
+        edit_config(folder, section, **dict.fromkeys(harmless, "anything"), **neutral, wobble=None)
         assert not differ(before, drafts(folder))
 
 
 def test_a_null_leaves_the_key_to_the_top(tmp_path):
     before = drafts(write(tmp_path, "dflash", output_multiplier=0.5))
-    put(tmp_path, "dflash_config", output_multiplier=None)
+    edit_config(tmp_path, "dflash_config", output_multiplier=None)
     assert not differ(before, drafts(tmp_path))
 
 
@@ -241,7 +232,7 @@ def test_settings_that_are_not_served_are_refused_by_name(tmp_path, kind):
     keys, _ = KINDS[kind]
     for key in keys.inert:
         for section in ("", NESTED_LAYERS, keys.section):
-            put(write(tmp_path, kind), section, **{key: "another"})
+            edit_config(write(tmp_path, kind), section, **{key: "another"})
             with pytest.raises(CheckpointError, match=f"{key} must be .* to be supported, got 'another'"):
                 drafts(tmp_path)
 
@@ -250,11 +241,11 @@ def test_settings_that_are_not_served_are_refused_by_name(tmp_path, kind):
 def test_unknown_keys_are_refused_by_name(tmp_path, kind):
     keys, _ = KINDS[kind]
     for section in ("", NESTED_LAYERS, keys.section):
-        put(write(tmp_path, kind), section, wobble=0.5)
+        edit_config(write(tmp_path, kind), section, wobble=0.5)
         name = f"{section}.wobble" if section else "wobble"
         with pytest.raises(CheckpointError, match=f"not known for {keys.name} heads: {name}. Without"):
             drafts(tmp_path)
-    put(write(tmp_path, kind), "", rms_norm_eps=0.1)  # Known, and not read there.
+    edit_config(write(tmp_path, kind), "", rms_norm_eps=0.1)  # Known, and not read there.
     with pytest.raises(CheckpointError, match="heads: rms_norm_eps"):
         drafts(tmp_path)
 
