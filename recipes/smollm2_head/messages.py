@@ -42,24 +42,21 @@ class Messages:
     def make(self, kind: str, count: int, rng: Random, texts: Sequence[Text] = ()) -> list[Message]:
         """About `count` messages of a kind; later kinds are over some of `texts`, those to train on."""
         if kind == "tasks":
-            return self._given(build(count, rng.randrange(SEEDS)))
+            return self._messages(build(count, rng.randrange(SEEDS)))
         if kind == "talk":
-            return self._given(build_talk(count, rng.randrange(SEEDS)))
+            return self._messages(build_talk(count, rng.randrange(SEEDS)))
         if kind == "openings":
-            return self._opened(build_openings(count, rng.randrange(SEEDS)))
+            return self._messages(build_openings(count, rng.randrange(SEEDS)), is_open=True)
         if kind == "languages":
-            return self._opened([further.language(rng) for _ in range(count)])
+            return self._messages([further.language(rng) for _ in range(count)], is_open=True)
         known = [text for text in texts if not text.is_held_out]
         return self._further_turns(known, count, rng) if kind == "turns" else self._over_sources(known, count, rng)
 
     def _ids(self, text: str) -> list[int]:
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def _given(self, messages: Sequence[str]) -> list[Message]:
-        return [Message(self._ids(message), is_open=False) for message in messages]
-
-    def _opened(self, messages: Sequence[str]) -> list[Message]:
-        return [Message(self._ids(message)) for message in messages]
+    def _messages(self, texts: Sequence[str], is_open: bool = False) -> list[Message]:
+        return [Message(self._ids(text), is_open) for text in texts]
 
     def _further_turns(self, known: Sequence[Text], count: int, rng: Random) -> list[Message]:
         """Follow-ups to finished conversations that leave room for an answer."""
@@ -83,7 +80,7 @@ class Messages:
         """Tasks over earlier answers."""
         answers = [self._answer(text) for text in rng.sample(known, min(4 * count, len(known)))]
         sources = [answer for answer in answers if len(answer) > SHORTEST_SOURCE] or answers
-        return self._given([further.task(rng, sources) for _ in range(count)])
+        return self._messages([further.task(rng, sources) for _ in range(count)])
 
     def _answer(self, text: Text) -> str:
         """The last answer of a conversation."""
