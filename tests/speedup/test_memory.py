@@ -54,7 +54,7 @@ def test_a_head(model, tmp_path, method):
     shared = {weight.data_ptr() for weight in model.parameters()}
     own = sum(weight.nbytes for weight in drafter.head.parameters() if weight.data_ptr() not in shared)
     assert own <= found.weights <= own + sum(one.nbytes for one in drafter.head.buffers())
-    assert found.tables == speculation.drafter._drafters[1].table.nbytes
+    assert found.tables == speculation.drafter.drafters[1].table.nbytes
     logits = torch.zeros(1, 1, 64)
     assert found.per_node == logits.nbytes * 3 + 9 * 32 * 4
 
