@@ -96,6 +96,20 @@ def test_the_short_suite_has_what_a_release_of_transformers_or_typer_may_break()
     assert {*generation, "tests/hf/attention", "tests/test_versions.py", "tests/commands/test_help.py"} <= set(suite)
 
 
+def test_shares_are_all_tests_each_once(request):
+    """CI runs one share of the long tests: what no share had would never run there."""
+    (conftest,) = (p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "nothing_said_before"))
+    chosen, left_out = [], []
+    for share in ("0/3", "1/3", "2/3"):
+        hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+        conftest.pytest_collection_modifyitems(
+            SimpleNamespace(getoption=lambda _, s=share: s, hook=hook), items := list("abcdefg")
+        )
+        chosen += items
+    assert sorted(chosen) == list("abcdefg")
+    assert sorted(left_out) == sorted(2 * list("abcdefg"))
+
+
 def test_extras_within_extras_have_floors_too():
     run = subprocess.run([sys.executable, ".ci/floors", "study"], capture_output=True, text=True, cwd=ROOT, check=True)
     assert {"matplotlib", "typer", "pyarrow"} < {line.split("==")[0] for line in run.stdout.split()}
