@@ -111,7 +111,9 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.tree_vs_chain acceptance --threads 1 $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
 	$(BIN)/python -m benchmarks.peers --drafters head+warm head warm --threads 1 $(if $(SPEC_BENCH),--spec-bench $(SPEC_BENCH))
 
+# The model is converted from a wheel that vLLM's environment does not have.
 bench-vllm: $(VLLM_VENV)/.ready $(VENV)/.bench
+	$(BIN)/python -c "from treespec.lab import smollm2; smollm2.load()"
 	$(VLLM_BIN)/python -m benchmarks.vllm.serve $(ARGS)
 	$(VLLM_BIN)/python -m benchmarks.vllm.cpu_time
 
