@@ -45,14 +45,11 @@ def run(
         check_out_file(report)
     loaded = model.load()
     given = drafting.speculation(loaded, tree) if drafting.is_given(tree) else None
-    names = only or [name for name in CHECKS if given is not None or not name.endswith("given drafter")]
-    done: dict[str, float] = {}
     with progress_bar() as progress:
-        task = progress.add_task("", total=100 * len(names))
+        task = progress.add_task("", total=100)
 
         def on_progress(name: str, share: float) -> None:
-            done[name] = 1.0 if share >= 1 else min(share, 0.99)
-            progress.update(task, description=name, completed=100 * sum(done.values()))
+            progress.update(task, description=name, completed=100 * share)
 
         options = {"num_samples": samples, "seconds": seconds, "seed": model.seed, "only": only}
         found = check(loaded.model, given, tokenizer=loaded.tokenizer, on_progress=on_progress, **options)

@@ -135,6 +135,14 @@ def test_nothing_is_found_where_nothing_is_wrong(models):
     assert found.about["tree"] == "KAry"
 
 
+def test_a_lossy_rule_leaves_sampled_checks_out_of_the_progress_too(models):
+    shares = {}
+    lossy = TreeSpeculation(models[1], tree=4, verification="typical_acceptance")
+    found = check(models[0], lossy, only=["seeds", "sampling"], on_progress=shares.__setitem__)
+    assert [finding.name for finding in found.findings] == ["lossy rule", "seeds"]
+    assert shares == {"seeds": 1.0}
+
+
 def test_versions_without_metadata(monkeypatch):
     """Run from a folder that is not installed."""
 

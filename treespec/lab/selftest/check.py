@@ -89,7 +89,7 @@ def check(
         seconds: of sampling per G-test, at most; as long again where a result is confirmed.
         seed: of all that is drawn.
         only: names of the checks to run, see `CHECKS`; None: all.
-        on_progress: called with the name of the running check and the share of it that is done.
+        on_progress: called with the name of the running check and the share of all checks that is done.
 
     Raises `ConfigError`: arguments of the wrong kind or out of range. What the tested parts raise becomes a finding.
     """
@@ -104,8 +104,14 @@ def check(
         rows = make_prompts(facts, tokenizer, prompts)
         subject = Subject(facts, tested, rows, num_new, seed, num_samples, seconds)
         names = [name for name in CHECKS if _applies(name, subject) and (only is None or name in only)]
-        findings = [finding for name in names for finding in _run(name, subject, partial(on_progress, name))]
+        advance = partial(_progress, on_progress, names)
+        findings = [finding for name in names for finding in _run(name, subject, partial(advance, name))]
     return CheckReport(_about(subject, model), (*_warnings(subject, model.training), *findings))
+
+
+def _progress(report: Callable[[str, float], None], names: list[str], name: str, share: float) -> None:
+    """Report a share of one check as one of all checks."""
+    report(name, (names.index(name) + min(share, 1.0)) / len(names))
 
 
 def _tested(speculation: TreeSpeculation | AnyDrafter | Sequence[AnyDrafter], seed: int) -> TreeSpeculation:
