@@ -96,3 +96,21 @@ def test_batched_distributions_are_those_of_the_trees() -> None:
             assert (probs is None and batched is None) or (
                 probs is not None and batched is not None and probs.equal(batched)
             )
+
+
+def test_the_best_chain_is_the_most_valuable_path() -> None:
+    trees = TreeBatch(
+        torch.arange(12).view(2, 6),
+        torch.tensor([[-1, 0, 0, 1, 2, 2], [-1, 0, 1, 1, -2, -2]]),
+        values=torch.tensor([[1.0, 0.7, 0.6, 0.1, 0.1, 0.5], [1.0, 0.9, 0.4, 0.4, 0.0, 0.0]]),
+    )
+    chains = trees.best_chains()
+    assert chains.tokens.tolist() == [[0, 2, 5], [6, 7, 8]]
+    assert chains.parents.tolist() == [[-1, 0, 1], [-1, 0, 1]]
+
+
+def test_the_best_chain_of_sampled_children_follows_the_first_draws() -> None:
+    probs = torch.full((2, 4), 0.25)
+    flags = torch.tensor([False, True, True, False])
+    tree = TokenTree(torch.tensor([0, 3, 1, 2]), torch.tensor([-1, 0, 0, 2]), probs, torch.tensor([-1, 0, 0, 1]), flags)
+    assert tree.best_chain([1.0, 0.1, 0.9, 0.9]) == (0, 1)

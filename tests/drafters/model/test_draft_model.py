@@ -12,7 +12,7 @@ from treespec.literature import SpecExec, dyspec
 from treespec.policies import BestFirst, Chain, KAry, Paths
 from treespec.protocols import Capability, Drafter
 from treespec.sampling import NoProcessors
-from treespec.tree import IID, MIXED, SELECTED, TokenTree, TreeBatch
+from treespec.tree import IID, MIXED, SELECTED, TreeBatch
 
 VOCAB = 6
 
@@ -196,24 +196,6 @@ def test_drafters_need_a_policy_and_their_own_goes_first(make):
     drafter = make()
     assert isinstance(drafter, Drafter)
     Loop(drafter, [[1, 1, 1]], Chain(2)).propose()
-
-
-def test_the_best_chain_is_the_most_valuable_path():
-    trees = TreeBatch(
-        torch.arange(12).view(2, 6),
-        torch.tensor([[-1, 0, 0, 1, 2, 2], [-1, 0, 1, 1, -2, -2]]),
-        values=torch.tensor([[1.0, 0.7, 0.6, 0.1, 0.1, 0.5], [1.0, 0.9, 0.4, 0.4, 0.0, 0.0]]),
-    )
-    chains = trees.best_chains()
-    assert chains.tokens.tolist() == [[0, 2, 5], [6, 7, 8]]
-    assert chains.parents.tolist() == [[-1, 0, 1], [-1, 0, 1]]
-
-
-def test_the_best_chain_of_sampled_children_follows_the_first_draws():
-    probs = torch.full((2, 4), 0.25)
-    flags = torch.tensor([False, True, True, False])
-    tree = TokenTree(torch.tensor([0, 3, 1, 2]), torch.tensor([-1, 0, 0, 2]), probs, torch.tensor([-1, 0, 0, 1]), flags)
-    assert tree.best_chain([1.0, 0.1, 0.9, 0.9]) == (0, 1)
 
 
 class Widest(BestFirst):
