@@ -5,7 +5,8 @@
 
 Unlike wall time, CPU time hardly depends on what else the machine does; the control reads the wall clock, as in use:
 keep a core free. All engines live in one process and take turns, batch by batch; the ratios are of the same batch.
-Held-out prompts of HumanEval and GSM8K, or Spec-Bench's questions alone; greedy outputs are compared.
+Held-out prompts of HumanEval and GSM8K, or Spec-Bench's questions alone; greedy outputs are compared. Answers have half
+to one and a half times the given number of tokens.
 """
 
 import argparse
@@ -14,13 +15,14 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.common.prompts import DEMO, QUESTIONS, by_turns, held_out, questions
 from benchmarks.common.settings import RESULTS, load_average, markdown_table, publish, settings
-from benchmarks.vllm import ENVIRONMENT, MODEL, NAME
+from benchmarks.vllm import ENVIRONMENT, MODEL, NAME, answer_lengths
 
 COUNTS = ("num_steps", "num_draft_tokens", "num_accepted_tokens", "num_cut")
 ENGINES: dict[str, dict[str, Any] | None] = {
@@ -92,15 +94,16 @@ class Engine:
             kv_cache_memory_bytes=1 << 28, block_size=32, disable_log_stats=False, enable_prefix_caching=False,
             speculative_config=speculation and dict(speculation),
         )  # fmt: skip
-        sampling = {"temperature": args.temperature, "top_p": args.top_p}
-        self.params = vllm.SamplingParams(**sampling, max_tokens=args.tokens, ignore_eos=True)
+        sampling = {"temperature": args.temperature, "top_p": args.top_p, "ignore_eos": True}
+        self.tokens, self.params = args.tokens, partial(vllm.SamplingParams, **sampling)
         self.run([[{"role": "user", "content": prompt.text}] for prompt in DEMO[:2]])
         self._warm_up = self._counts()
 
     def run(self, chats: list[Any]) -> tuple[list[list[int]], float]:
         """Tokens of all requests, and CPU milliseconds per token."""
+        params = [self.params(max_tokens=length) for length in answer_lengths(len(chats), self.tokens)]
         began = time.process_time()
-        found = [list(one.outputs[0].token_ids) for one in self.llm.chat(chats, self.params, use_tqdm=False)]
+        found = [list(one.outputs[0].token_ids) for one in self.llm.chat(chats, params, use_tqdm=False)]
         return found, 1e3 * (time.process_time() - began) / sum(map(len, found))
 
     def _counts(self) -> dict[str, float]:

@@ -4,9 +4,8 @@
 
 One server after the other, methods in turn, on a quiet machine: vLLM's processes poll while they wait for each other,
 so that CPU time would say as little as wall time. Greedy, held-out prompts of HumanEval and GSM8K, others for every
-number of requests. Answers have half to one and a half times the given number of tokens, the same for all methods: of
-equal lengths plain requests would end together and read their next prompts in one pass, as real ones do not. The
-suffix method is skipped without its package, which takes cmake, a C++ compiler and the environment's `bin` in `PATH`:
+number of requests. Answers have half to one and a half times the given number of tokens. The suffix method is skipped
+without its package, which takes cmake, a C++ compiler and the environment's `bin` in `PATH`:
 
     pip install nanobind==2.9.2 grpcio-tools
     pip install --no-deps --no-build-isolation arctic-inference==0.1.1
@@ -32,7 +31,7 @@ from typing import Any
 
 from benchmarks.common.prompts import held_out
 from benchmarks.common.settings import RESULTS, load_average, markdown_table, publish, settings
-from benchmarks.vllm import ENVIRONMENT, MODEL, NAME
+from benchmarks.vllm import ENVIRONMENT, MODEL, NAME, answer_lengths
 
 METHODS: dict[str, dict[str, Any] | None] = {
     "plain": None,
@@ -40,8 +39,8 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "suffix": {"method": "suffix", "num_speculative_tokens": 8},
     "treespec head + warm": {"method": "treespec", "num_speculative_tokens": 15, "head": NAME, "warm_start": NAME},
 }
-STARTUP_SECONDS, WAVES, STRIDE = 900, 2, 17
-"""Requests per number of requests at once; the difference of successive answers' lengths, up to the largest one."""
+STARTUP_SECONDS, WAVES = 900, 2
+"""Requests per number of requests at once."""
 MEASURED = ("output_throughput", "median_tpot_ms", "median_ttft_ms", "completed", "total_output_tokens")
 SERVER = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
@@ -135,8 +134,7 @@ def bench(port: int, prompts: list[str], at_once: int, tokens: int) -> dict[str,
     parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
     serve.add_cli_args(parser)
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
-        lengths = [tokens // 2 + STRIDE * number % (tokens + 1) for number in range(len(prompts))]
-        for prompt, length in zip(prompts, lengths, strict=True):
+        for prompt, length in zip(prompts, answer_lengths(len(prompts), tokens), strict=True):
             file.write(json.dumps({"prompt": prompt, "output_tokens": length}) + "\n")
         file.flush()
         given = [
