@@ -77,12 +77,25 @@ def test_large_and_steep_passes_leave_a_time_of_plain_ones():
     assert times.predict(np.array([1]), 1, 300)[0] > 0
 
 
+@pytest.mark.parametrize("rows", [1, 2, 8, 256])
+def test_whatever_the_clock_says_something_is_learned(rows):
+    """Two steps with drafts may leave no time for one without: its error must not outweigh all else."""
+    for number in range(100):
+        rng, times, drafts = np.random.default_rng(number), PassTimes(), DraftTimes(0.05)
+        for nodes in [*rng.integers(1, 8, 2), 0, 0, *rng.integers(0, 64, 8)]:
+            context, took = int(10 ** rng.uniform(0, 6)), float(rng.lognormal(2, 0.3 + number % 2))
+            times.update(rows * (1 + nodes), rows, context, took)
+            drafts.update(nodes, nodes * rows, 1, rows, took / 1e3)
+            assert 0 < times.predict(np.array([rows]), rows, context)[0] < np.inf
+            assert 0 <= drafts.predict(np.array([4.0]), np.array([8]))[0] < np.inf
+
+
 def total(times, feature):
     return times.scale * times.relative((1.0, feature))
 
 
 def observed(coefficients, count):
-    regression, rng = Times((1.0, 2.0), (20.0, 20.0)), np.random.default_rng(0)
+    regression, rng = Times((1.0, 2.0), (20.0, 20.0), 0.1), np.random.default_rng(0)
     for _ in range(count):
         features = 1.0, float(rng.integers(1, 9))
         regression.add(features, float(np.dot(features, coefficients)))

@@ -25,8 +25,9 @@ SCALE_STEPS = 9
 """The latest times whose median makes the scale."""
 MOST_ERROR = 1.5
 """The most by which a time counts as longer or shorter than predicted, as a factor, in addition to the scale."""
-LEAST = 0.01
-"""A step takes at least this many passes over one token: where all so far were large and as fast, none may fit them."""
+LEAST_PASS, LEAST_DRAFT = 0.1, 1e-3
+"""The least predicted times, in passes over one token: where all steps so far were large and as fast, a time of no pass
+at all may fit them, and the error of the next one, relative to that, would outweigh all others for good."""
 MANY_UNREAD = 16
 """Tokens per row: where a drafter has to read more, a draft's time is mostly reading, and teaches that time only."""
 
@@ -39,11 +40,12 @@ class Times:
     Args:
         prior: the coefficients before anything was observed.
         units: by how much each may well be off; such an error counts for one observation.
+        least: the least time that is predicted, without the scale.
         scale: the first one, which counts for two times, as a process's first are slow; None: the first time says it.
     """
 
-    def __init__(self, prior: Sequence[float], units: Sequence[float], scale: float | None = None) -> None:
-        self.coefficients, precision = np.array(prior), 1 / np.square(units)
+    def __init__(self, prior: Sequence[float], units: Sequence[float], least: float, scale: float | None = None) -> None:
+        self.coefficients, precision, self.least = np.array(prior), 1 / np.square(units), least
         self._pull = np.column_stack([np.diag(precision), precision * self.coefficients])
         self._sums = np.zeros_like(self._pull)
         """[f, f + 1]: products of the features with each other and, last, with the values."""
@@ -51,7 +53,7 @@ class Times:
 
     def relative(self, features: Sequence[float]) -> float:
         """The predicted time, without the scale."""
-        return max(float(self.coefficients @ features), 1e-6)
+        return max(float(self.coefficients @ features), self.least)
 
     def add(self, features: Sequence[float], time: float) -> None:
         """Learn one time."""
@@ -94,12 +96,12 @@ class PassTimes(Times):
         self.slope = float((self._more[-1] - self._more[-2]) / (self._tokens[-1] - self._tokens[-2]))
         """The added time of one more token among many, in passes over one token."""
         units = GUESSED_UNITS if pass_ms is None and shape is ON_HOST else KNOWN_UNITS
-        super().__init__((1.0, 1.0, 0.0, self.slope, 0.0), units, unit_ms if pass_ms else None)
+        super().__init__((1.0, 1.0, 0.0, self.slope, 0.0), units, LEAST_PASS, unit_ms if pass_ms else None)
 
     def predict(self, num_tokens: Num[np.ndarray, "t"], num_rows: int = 1, context: int = 0) -> Float[np.ndarray, "t"]:
         """Milliseconds of steps with these numbers of tokens, of all rows; past those measured along the last slope."""
         constant, shape, linear, per_row, per_token = self.coefficients.tolist()
-        least = max(constant + per_row * (num_rows - 1) + per_token * num_rows * context / 1024, LEAST)
+        least = max(constant + per_row * (num_rows - 1) + per_token * num_rows * context / 1024, self.least)
         nodes = num_tokens - num_rows
         return self.scale * (least + shape * self._more_of(nodes + 1) + linear * self.slope * nodes)
 
@@ -120,7 +122,7 @@ class DraftTimes(Times):
     """
 
     def __init__(self, pass_share: float = 0.0, token_share: float = 0.0) -> None:
-        super().__init__((0.01, pass_share, 0.0005), (1.0, 6 * pass_share or 0.002, 0.03), 1.0)
+        super().__init__((0.01, pass_share, 0.0005), (1.0, 6 * pass_share or 0.002, 0.03), LEAST_DRAFT, 1.0)
         self._reading = deque([token_share] * 2, maxlen=3)  # By token. Lookups, and some drafters, read in no time.
 
     def predict(self, num_levels: Num[np.ndarray, "C"], num_nodes: Int[np.ndarray, "C"]) -> Float[np.ndarray, "C"]:
