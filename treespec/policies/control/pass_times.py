@@ -44,7 +44,9 @@ class Times:
         scale: the first one, which counts for two times, as a process's first are slow; None: the first time says it.
     """
 
-    def __init__(self, prior: Sequence[float], units: Sequence[float], least: float, scale: float | None = None) -> None:
+    def __init__(
+        self, prior: Sequence[float], units: Sequence[float], least: float, scale: float | None = None
+    ) -> None:
         self.coefficients, precision, self.least = np.array(prior), 1 / np.square(units), least
         self._pull = np.column_stack([np.diag(precision), precision * self.coefficients])
         self._sums = np.zeros_like(self._pull)
