@@ -119,6 +119,21 @@ def test_two_adapters_and_the_base_model_share_batches(model: str, tmp_path: Pat
     assert {name: trees[name] for name in jobs} == {name: plain[name] for name in jobs}
 
 
+def test_grammars_after_a_reasoning_parsers_token_run_chains(tmp_path: Path) -> None:
+    for file in tiny_smollm2(tmp_path).glob("*token*"):
+        text = file.read_text().replace("<issue_start>", "<think>").replace("<issue_closed>", "</think>")
+        file.unlink()
+        file.write_text(text)
+    params = {**GREEDY, "max_tokens": 40, "regex": r"(the |tree |river |and ){2,30}"}
+    job = {"prompts": [f"<think>hm</think>{PROMPTS[0]}", *(f"<think>{text}" for text in PROMPTS[:5])], "params": params}
+    engine = {**ENGINE, "model": str(tmp_path), "structured_outputs_config": {"reasoning_parser": "deepseek_r1"}}
+    plain = run_jobs(engine, {"thinking": job})
+    trees = run_jobs({**engine, "speculative_config": {"method": "treespec", "tree": 12}}, {"thinking": job})
+    assert trees["thinking"] == plain["thinking"]
+    assert trees["stats"]["num_accepted_tokens"] > 3
+    assert trees["stats"]["num_trees"] == 0
+
+
 @pytest.mark.parametrize("bug", STRUCTURAL)
 def test_a_planted_mistake_changes_texts(plain: dict, model: str, bug: str) -> None:
     name = "many requests, chunks, preemption"

@@ -217,9 +217,10 @@ def test_a_key_that_is_given_twice_is_refused() -> None:
     args = engine_args(speculative_config={"method": "treespec"}, additional_config={"treespec": {"tree": 4}})
     with pytest.raises(ConfigError, match=r"speculative_config and additional_config\['treespec'\] mean the same"):
         configure(args, True)
-    args = engine_args(additional_config={"treespec": {"tree": 4}})
-    with pytest.raises(ConfigError, match=r"additional_config\['treespec'\] starts nothing alone"):
-        configure(args, True)
+    for other in (None, {"method": "ngram", "num_speculative_tokens": 4}):
+        args = engine_args(additional_config={"treespec": {"tree": 4}}, speculative_config=other)
+        with pytest.raises(ConfigError, match=r"additional_config\['treespec'\] starts nothing alone"):
+            configure(args, True)
 
 
 @pytest.mark.parametrize(
