@@ -122,7 +122,6 @@ def test_two_adapters_and_the_base_model_share_batches(model: str, tmp_path: Pat
 def test_grammars_after_a_reasoning_parsers_token_run_chains(tmp_path: Path) -> None:
     for file in tiny_smollm2(tmp_path).glob("*token*"):
         text = file.read_text().replace("<issue_start>", "<think>").replace("<issue_closed>", "</think>")
-        file.unlink()
         file.write_text(text)
     params = {**GREEDY, "max_tokens": 40, "regex": r"(the |tree |river |and ){2,30}"}
     job = {"prompts": [f"<think>hm</think>{PROMPTS[0]}", *(f"<think>{text}" for text in PROMPTS[:5])], "params": params}
