@@ -12,10 +12,7 @@ from helpers.toy_rule import ToyRule
 from torch import Tensor
 
 from treespec import TokenRecycling, TreeSpeculation
-from treespec.errors import (
-    ConfigError,
-    RuleMismatchError,
-)
+from treespec.errors import ConfigError, RuleMismatchError
 from treespec.protocols import RandomSource, VerifiableTree, VerificationRule
 from treespec.testing.exact import enumerate_traces
 from treespec.tree import TokenTree, TreeBatch, Verdict

@@ -69,11 +69,7 @@ def test_what_was_scheduled_of_a_draft_is_its_beginning() -> None:
 def test_other_tokens_are_chains_up_to_padding() -> None:
     draft = drafts_of(depth_first(random_trees(2)))[3]
     found = scheduled_trees([draft, draft, None], [draft.tokens[0], 99, 7], [[98, 97], draft.tokens[1:3], [1, -1, -1]])
-    assert [tree.token_list for tree in found.trees] == [
-        [draft.tokens[0], 98, 97],
-        [99, *draft.tokens[1:3]],
-        [7, 1],
-    ]
+    assert [tree.token_list for tree in found.trees] == [[draft.tokens[0], 98, 97], [99, *draft.tokens[1:3]], [7, 1]]
     assert found.is_chain
 
 

@@ -18,18 +18,10 @@ from helpers.engines.models import random_adapters, tiny_smollm2
 from helpers.engines.planted_bugs import STRUCTURAL
 
 pytest.importorskip("vllm.config")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not MODEL.is_dir(), reason="SmolLM2 is not converted: make demo"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not MODEL.is_dir(), reason="SmolLM2 is not converted: make demo")]
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
-ENGINE = {
-    "max_model_len": 96,
-    "max_num_seqs": 5,
-    "max_num_batched_tokens": 64,
-    "enable_prefix_caching": True,
-}
+ENGINE = {"max_model_len": 96, "max_num_seqs": 5, "max_num_batched_tokens": 64, "enable_prefix_caching": True}
 """More requests than seats, prompts read in chunks, a cache so small that requests are preempted."""
 NUM_BLOCKS = 12
 JOBS: dict[str, dict[str, Any]] = {

@@ -19,10 +19,7 @@ from benchmarks.vllm.serve import running
 
 pytest.importorskip("vllm.config")
 openai = pytest.importorskip("openai")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not MODEL.is_dir(), reason="SmolLM2 is not converted: make demo"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not MODEL.is_dir(), reason="SmolLM2 is not converted: make demo")]
 SPECULATION = {"method": "treespec", "num_speculative_tokens": 11, "tree": 12, "warm_start": "SmolLM2-135M-Instruct"}
 ENGINE = ["--max-model-len", "160", "--max-num-seqs", "4", "--kv-cache-memory-bytes", str(1 << 28)]
 

@@ -16,8 +16,7 @@ def test_the_command_can_be_pasted_into_a_shell(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("path", "name"),
-    [("recipes/smollm2_head/overlap.py", "recipes.smollm2_head.overlap"), (".venv/bin/tool", "tool")],
+    ("path", "name"), [("recipes/smollm2_head/overlap.py", "recipes.smollm2_head.overlap"), (".venv/bin/tool", "tool")]
 )
 def test_the_command_names_a_recipes_module(monkeypatch: pytest.MonkeyPatch, path: str, name: str) -> None:
     monkeypatch.setattr(sys, "argv", [str(module.RESULTS.parents[1] / path)])

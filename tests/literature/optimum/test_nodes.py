@@ -11,13 +11,7 @@ import torch
 from scipy.optimize import linprog
 
 from treespec.errors import ConfigError
-from treespec.literature.optimum import (
-    nodes,
-    optimum_iid,
-    optimum_mixed,
-    optimum_selected,
-    optimum_without_replacement,
-)
+from treespec.literature.optimum import nodes, optimum_iid, optimum_mixed, optimum_selected, optimum_without_replacement
 
 Pairs = dict[frozenset[int], float]
 
