@@ -61,7 +61,7 @@ def configure(engine_args: Any, is_cpu: bool) -> None:
     given = {key.replace("-", "_"): value for key, value in config.items()}
     flags = {flag: value for flag in FLAGS if (value := getattr(engine_args, flag, None)) is not None}
     if (options := asked_of({**given, **{FLAGS[flag]: value for flag, value in flags.items()}})) is None:
-        if METHOD in more and given.get("model") != PROPOSER:
+        if METHOD in more and engine_args.scheduler_cls is None:
             raise ConfigError("additional_config['treespec'] starts nothing alone: give these in speculative_config")
         return
     twice = [f"{flag} and speculative_config[{FLAGS[flag]!r}]" for flag in flags if FLAGS[flag] in given]
