@@ -90,6 +90,16 @@ def test_whatever_the_clock_says_something_is_learned(rows):
             assert 0 <= drafts.predict(np.array([4.0]), np.array([8]))[0] < np.inf
 
 
+def test_drafts_of_nothing_do_not_make_those_of_trees_expensive():
+    """On the line through trees, a draft of nothing would take less than no time."""
+    times = DraftTimes()
+    for count in (64, 32, 16) * 60:
+        times.update(0, count, 1, 1, 0.004 * (count - 12))
+    for _ in range(10):
+        times.update(0, 0, 1, 1, 0.005)
+    assert times.predict(np.array([0.0]), np.array([64]))[0] < 0.3
+
+
 def total(times, feature):
     return times.scale * times.relative((1.0, feature))
 
