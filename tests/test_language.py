@@ -58,8 +58,8 @@ LIBRARY_WORDS = {
 FORMER_NAMES = r"(?<!For)CausalLM\b(?!Output)|\bRecurrentLM\b|\bStaticLM\b"
 """Classes that are `TreeScorer`, `RecurrentScorer` and `StaticScorer` now."""
 
-BEGINS_WITHOUT_SUBJECT = r'(?:"""|(?<!["#])# )(?:Of|What) (?!.*\?$)'
-"""A docstring or a comment names its subject first; headings of Markdown and questions may begin otherwise."""
+BEGINS_WITHOUT_SUBJECT = r'(?:"""|(?<!["#])# )(?:Of|What) (?!.*\?$)|^\s*(?:// )?Of '
+"""A docstring, its paragraphs and a comment name their subject first; headings of Markdown and questions need not."""
 SLOTS = r"\bslots?\b"
 """A slot is a position in a key-value cache and nothing else: not in policies, lookups or merges."""
 ROOMS_WITHOUT_SLOTS = (

@@ -49,7 +49,7 @@ SPEED_BENCH, MASKED = "SPEED-Bench", "FULL BENCHMARK DATA SHOULD BE FETCHED"
 def questions(path: str | Path) -> dict[str, list[Prompt]]:
     """First turns by category, of Spec-Bench's question.jsonl or a file of SPEED-Bench (Abramovich et al. 2026).
 
-    Of the latter a `*.parquet` as published, or the `*.jsonl` that its authors' script prepares: the texts that they
+    The latter is a `*.parquet` as published, or the `*.jsonl` that its authors' script prepares: the texts that they
     may not hand out are masked in what they publish, and left out here.
 
     Raises `ValueError`: a row of another format, or nothing but masked texts.

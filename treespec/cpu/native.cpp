@@ -166,7 +166,7 @@ static Tile<Weight> tile_of(int64_t num_rows) {
   return tile<Weight, ROWS, LINES, NUM_VECTORS>;
 }
 
-// Of weights in pairs `num_inputs` is the number of pairs; `factors` are of the rows of integers.
+// Where weights come in pairs, `num_inputs` is the number of pairs; `factors` are of the rows of integers.
 template <typename Weight, typename Number>
 static void linear(const Input<Weight>* x, const char* packed, const Number* bias, Number* y, int64_t num_rows,
                    int64_t num_inputs, int64_t num_outputs, int32_t num_threads, const float* factors = nullptr) {

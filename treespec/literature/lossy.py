@@ -20,7 +20,7 @@ from treespec.verification.walks import walk_down
 class TypicalAcceptance(BaseRule):
     """Accept x if `P[x] > min(epsilon, delta exp(-H(P)))`, H the entropy (Cai et al. 2024, Medusa, section 2.3.1).
 
-    Of all paths whose every token is accepted the longest is kept, among equally long ones the most probable, and the
+    The longest path whose every token is accepted is kept, the most probable among equally long ones, and the
     next token is drawn from the target. Flips no coins. Medusa's own first token is the root here. For every tree.
     """
 

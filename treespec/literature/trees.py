@@ -15,7 +15,7 @@ from treespec.tree import SELECTED, WITHOUT_REPLACEMENT
 def eagle2(num_nodes: int = 60, beam: int = 10, depth: int = 6) -> BestFirst:
     """EAGLE-2's dynamic tree (Li et al. 2024): expand, then rerank.
 
-    Of every level the `beam` most probable paths get `beam` children each; in the end the `num_nodes - 1` most probable
+    The `beam` most probable paths of every level get `beam` children each; in the end the `num_nodes - 1` most probable
     of all candidates are kept.
     """
     return BestFirst(num_nodes, SELECTED, beam=beam, depth=depth, branching=beam)

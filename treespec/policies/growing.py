@@ -18,8 +18,8 @@ from treespec.tree.transfer import upload
 class UnreadLevel(NamedTuple):
     """A level of a tree of a fixed shape that stays on an accelerator: one copy brings all of them to the host.
 
-    Of the `picked` children of `nodes` those numbered `chosen` are the level, in columns from `first` on. `widths`: see
-    `choose_children`.
+    The level is the children numbered `chosen` of the `picked` ones of `nodes`, in columns from `first` on.
+    `widths`: see `choose_children`.
     """
 
     picked: PickedChildren

@@ -109,7 +109,7 @@ class Drafting:
     ) -> None:
         """Learn a step: its trees, one per request of it, and the target's logits, of request i from `starts[i]` on.
 
-        Of steps that were passed over, what these requests have written is learned now.
+        What these requests have written in steps that were passed over is learned now.
         """
         self._num_plain = self._num_plain + 1 if trees.max_nodes == 1 else 0
         known = {request: row for row, request in enumerate(self.requests)}

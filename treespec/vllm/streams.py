@@ -14,7 +14,7 @@ WORDS = 4  # Numbers of Philox per value of its counter.
 class Streams:
     """Coins and draws for the trees of a step: from one generator for all requests without a seed, else from the seed.
 
-    Of a request with a seed, a draw belongs to the number of the output token and not to a node, for rules that draw at
+    In a request with a seed, a draw belongs to the number of the output token and not to a node, for rules that draw at
     most one token per depth. Under the target walk, which flips no coin, the output then follows from the seed alone.
     """
 
