@@ -98,7 +98,7 @@ def test_every_method_of_from_config_has_its_row() -> None:
     with pytest.raises(ConfigError) as caught:
         treespec.from_config({"method": None})
     methods = set(re.findall(r"'(\w+)'", str(caught.value)))
-    assert {name for row in rows[1:] for name in re.findall(r"`(\w+)`", row)} == methods
+    assert {name for row in rows[1:] for name in re.findall(r"`(\w+)`", row)} == methods, "docs/parts.md"
 
 
 def test_snippets_of_commands_run_in_order(capsys, monkeypatch, tmp_path) -> None:
