@@ -15,8 +15,8 @@ from jaxtyping import Float, Int, Num
 
 ON_HOST = {1: 1.0, 4: 1.1, 8: 1.25, 12: 1.45, 16: 1.65, 32: 2.8}
 ON_ACCELERATOR = {1: 1.0, 2: 1.16, 64: 1.2}
-"""A pass's time by tokens over one token's, where none was measured: on hosts the mean of two machines (1.3 and 1.9 at
-16), so that first calls take trees of 8, which are near the best of both; on an accelerator an 8B model's
+"""A pass's time by tokens over one token's, where none was measured: on hosts between two machines' (1.3 and 1.9 at
+16), so that first calls take trees of 8 (results/peers/first.md); on an accelerator an 8B model's
 (results/accelerator.md)."""
 KNOWN_UNITS, GUESSED_UNITS = (0.3, 0.2, 0.01, 0.3, 1.0), (100.0, 100.0, 100.0, 100.0, 3.0)
 """See `Times`: of measured curves and accelerators, whose passes are flat; and of hosts, whose passes may be steep."""
