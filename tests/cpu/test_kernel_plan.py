@@ -60,8 +60,8 @@ def test_a_folder_that_cannot_be_written_to_is_said(layers, tmp_path, monkeypatc
 
 def test_a_wrong_kernel_is_left_out(layers, monkeypatch):
     class Wrong(Packed):
-        def run(self, *args):
-            return super().run(*args) * 1.001
+        def run(self, inputs, packed, bias, num_outputs):
+            return super().run(inputs, packed, bias, num_outputs) * 1.001
 
     monkeypatch.setattr(optimized_model, "exact_kernels", lambda *_: ({"wrong": Wrong()}, {}))
     with pytest.warns(TreespecWarning, match="'wrong'"):

@@ -169,7 +169,7 @@ def test_bfloat16_sums_are_float32_and_rounded_to_the_nearest(library):
 
 def test_gradients_autocast_and_other_dtypes_run_as_before(layers):
     class Never(Packed):
-        def run(self, *_):
+        def run(self, inputs, packed, bias, num_outputs):
             raise AssertionError
 
     use(layers, Never())

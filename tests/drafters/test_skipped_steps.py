@@ -19,10 +19,10 @@ class NowAndThen(Control):
         super().__init__(pass_ms={1: 1.0})
         self.policy, self.steps = policy, 0
 
-    def choose(self, num_rows, context, has_room=True):
-        super().choose(num_rows, context, False)
+    def choose(self, num_rows, context, room=1, num_unread=None):
+        super().choose(num_rows, context, 0)
         self.current, self.steps = self.policy, self.steps + 1
-        return has_room and self.drafts[self.steps % len(self.drafts)]
+        return room > 0 and self.drafts[self.steps % len(self.drafts)]
 
     def trim(self, trees):
         return trees

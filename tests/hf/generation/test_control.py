@@ -97,8 +97,8 @@ class EveryStep(StepControl):
         assert session.is_on_host
         assert drafter.num_weights > 0 < draft_share
 
-    def choose(self, num_rows, context, has_room=True):
-        return has_room
+    def choose(self, num_rows, context, room=1):
+        return room > 0
 
     def trim(self, trees):
         return trees

@@ -93,7 +93,7 @@ def in_other_marks(tokenizer):
         try:
             name = piece if isinstance(piece, str) else piece.decode().replace(" ", "▁")
         except UnicodeDecodeError:
-            name = f"<0x{piece[0]:02X}>"
+            name = f"<0x{(piece or b'')[0]:02X}>"
         vocabulary[name] = token
     same = Tokenizer(models.BPE(vocabulary, []))
     same.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])

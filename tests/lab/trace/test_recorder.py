@@ -67,7 +67,7 @@ def test_probabilities_are_the_models(tmp_path):
                 token = step.tokens[child]
                 assert step.target_probs[child] == pytest.approx(target[token], rel=1e-3, abs=1e-6)
                 assert step.draft_probs[child] == pytest.approx(draft[token] / left, rel=1e-3, abs=1e-6)
-                if step.is_without_replacement[child]:
+                if (step.is_without_replacement or [])[child]:
                     left -= draft[token]
             if node == step.path[-1]:
                 assert step.next_prob == pytest.approx(target[step.next_token], rel=1e-3)

@@ -37,7 +37,7 @@ class GridGenerator(np.random.Generator):
         super().__init__(np.random.PCG64(0))
         self.rng, self.num_drawn = rng, 0
 
-    def random(self, *args, **kwargs):
+    def random(self, *args, **kwargs):  # pyright: ignore[reportIncompatibleMethodOverride]
         self.num_drawn += 1
         return (self.rng.pick(self.num_drawn, CELLS) + 0.5) / GRID
 

@@ -46,6 +46,6 @@ def test_any_row_and_any_setting_changes_the_fingerprint(dtype):
         with torch.no_grad():
             weight[row, -1] += 1
         known.add(fingerprint(model))
-    model.config.rope_parameters["rope_theta"] = 1234.0
+    model.config.rope_parameters = {**(model.config.rope_parameters or {}), "rope_theta": 1234.0}
     known.add(fingerprint(model))
     assert len(known) == len(model.get_input_embeddings().weight) + 2
