@@ -81,6 +81,7 @@ def test_few_kinds_of_objects_carry_a_call():
         for name in weight.closure("treespec.hf.generation.speculation")
         for kind in vars(sys.modules[name]).values()
         if isinstance(kind, type) and is_dataclass(kind)
-        if {"policy", "is_sampling", "seed"} & {field.name for field in fields(kind)}
+        if {"policy", "is_sampling", "seed", "observers", "processors", "criteria"}
+        & {field.name for field in fields(kind)}
     }
     assert kinds == CARRIERS
