@@ -57,6 +57,7 @@ def test_speeds_on_cpus_are_of_one_engine_in_one_run():
     files = {source[0] for sentences in QUOTES.values() for one in sentences for source in one["from"]}
     others = {"tree_vs_chain/tree_vs_chain", "verification/verification", "joint_distribution/joint_distribution"}
     assert files - others - {"accelerator-h100"} == {"peers/peers"}
+    assert all(re.search(r"commit (before )?[0-9a-f]{8}, ", (RESULTS / f"{file}.md").read_text()) for file in files)
     runs = [cell["run"] for cell in json.loads((RESULTS / PEERS).read_text())["found"].values()]
     assert len({(run["versions"]["commit"], run["processor"]) for run in runs}) == 1
 

@@ -270,7 +270,7 @@ def save_setting(
         path: the file, replaced as a whole.
         model: the target; the setting is for models of its sizes.
         drafters: the drafters' names, see `named_drafters`; None: those of the setting that it was loaded from, or
-            those of lookups with their default options.
+            those of registered drafters with their default options.
 
     Raises:
         ConfigError: no `TreeSpeculation`, a tree, a drafter or a rule that a file cannot describe, or names that are
