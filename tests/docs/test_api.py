@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import yaml
-from helpers.doc_snippets import DOCS
+from helpers.doc_snippets import DOCS, run_opening
 
 ROOT = DOCS.parent
 NAMES = [name for page in (DOCS / "api").glob("*.md") for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.M)]
@@ -57,6 +57,12 @@ def test_every_public_name_is_in_the_reference(module):
         if not name.startswith("_") and name not in MODULES and not any(getattr(loaded, name) is one for one in shown)
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", sorted(page.name for page in (DOCS / "api").glob("*.md") if page.stem != "index"))
+def test_a_page_opens_with_a_snippet_that_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_opening(f"api/{page}")
 
 
 def test_every_page_is_in_the_navigation():
