@@ -100,10 +100,10 @@ def test_native_rows_do_not_depend_on_their_number(library, product, size):
     torch.manual_seed(0)
     dtype = torch.bfloat16 if product is native.bfloat16_linear else torch.float32
     layers = nn.Sequential(nn.Linear(size, 50), nn.Linear(50, 8, bias=False)).requires_grad_(False).to(dtype)
-    inputs = torch.randn(64, size).to(dtype)
+    inputs = torch.randn(1030, size).to(dtype)  # Three parts.
     use(layers, product(library))
     whole = layers(inputs)
-    assert all(layers(inputs[: count + 1])[count].equal(whole[count]) for count in range(64))
+    assert all(layers(inputs[: count + 1])[count].equal(whole[count]) for count in (*range(64), 511, 512, 800, 1029))
 
 
 @pytest.mark.parametrize("product", [native.native_linear, native.int8_linear])

@@ -34,6 +34,7 @@ constexpr int LANES = 4, WIDTH = 4, MOST_ROWS = 6;  // 24 of 32
 constexpr int LANES = 4, WIDTH = 2, MOST_ROWS = 6;
 #endif
 constexpr int64_t COLUMNS = LANES * WIDTH, BLOCK = 192, LINE = 64;
+constexpr int64_t PART = 512;  // Rows of a longer prompt: more, with their sums, leave the second cache between two panels.
 // Measured on a Zen 5 and a Zen 4, whose first cache is the smaller one: how many inputs ahead one tile fetches, into which
 // cache (3 is the first, 2 the second), and FEW_ROWS, of floats and of 8 bits.
 #if defined(__AVX512VP2INTERSECT__)  // No Zen 4 has it.
@@ -171,6 +172,13 @@ template <typename Weight, typename Number>
 static void linear(const Input<Weight>* x, const char* packed, const Number* bias, Number* y, int64_t num_rows,
                    int64_t num_inputs, int64_t num_outputs, int32_t num_threads, const float* factors = nullptr) {
   if (num_rows == 0) return;
+  if (const int64_t num_parts = (num_rows + PART - 1) / PART; num_parts > 1) {
+    const int64_t part = (num_rows + num_parts - 1) / num_parts;
+    for (int64_t top = 0; top < num_rows; top += part)
+      linear<Weight>(x + top * num_inputs, packed, bias, y + top * num_outputs, std::min(num_rows - top, part), num_inputs,
+                     num_outputs, num_threads, factors ? factors + top : nullptr);
+    return;
+  }
   constexpr bool IS_SCALED = std::is_same_v<Weight, BytePair>;
   constexpr int64_t FEW_ROWS = IS_SCALED ? FEW_BYTES : FEW_FLOATS;
   constexpr int64_t INPUT_BYTES = COLUMNS * sizeof(Weight), LINES = INPUT_BYTES > LINE ? INPUT_BYTES / LINE : 1;
