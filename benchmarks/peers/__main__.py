@@ -7,12 +7,13 @@
 
 Every prompt, or batch of them, is decoded by all contestants, one after the other, in rotating order, with the same
 float32 weights; other libraries wait in processes of their own environments. Whole calls read the prompt; for decoding
-alone the time until the first token is subtracted. Contestants of treespec and transformers run from the fastest linear
-layers (`treespec.optimize`) but for plain `generate` and compiled plain decoding. The shipped head's weights have 8
-bits. `tree="auto"` is what `speed_up` returns. Drafters and control learn from prompt to prompt, but in first calls,
-each by a new object. With `--contexts` the prompts stand behind other texts, together exactly as long; with `--busy`
-other processes multiply matrices on the same core. Finished prompts are kept in the user's cache folder: started again,
-a run goes on where it stopped, with new drafters. Other cells of the result file stay."""
+alone the time until the first token is subtracted. In batches plain decoding has less than one token per pass, as rows
+that have ended go on counting passes. Contestants of treespec and transformers run from the fastest linear layers
+(`treespec.optimize`) but for plain `generate` and compiled plain decoding. The shipped head's weights have 8 bits.
+`tree="auto"` is what `speed_up` returns. Drafters and control learn from prompt to prompt, but in first calls, each by
+a new object. With `--contexts` the prompts stand behind other texts, together exactly as long; with `--busy` other
+processes multiply matrices on the same core. Finished prompts are kept in the user's cache folder: started again, a run
+goes on where it stopped, with new drafters. Other cells of the result file stay."""
 
 import argparse
 import json

@@ -16,13 +16,15 @@ from benchmarks.common.estimates import ratio
 from benchmarks.common.prompts import SPEED_BENCH
 from benchmarks.common.settings import markdown_table, settings_lines
 from benchmarks.peers.contestants import AUTO, COMPILED, OPTIMIZED, PLAIN, RANDOM, WORDS, title, tree_name
-from treespec.lab.measure.estimates import bootstrap
+from treespec.lab.measure.estimates import Estimate, bootstrap
 from treespec.lab.measure.paired import Run
 from treespec.viz import ACCEPTED, NEXT_EDGE, REFERENCE
 
 TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
 """Spec-Bench's categories without open talk; the other eight are MT-Bench's."""
 LATE_CALL = 10
+FEWEST = 3
+"""Prompts or batches that an interval needs."""
 Prompts = dict[str, dict[str, dict[str, Any]]]
 """Runs by prompt and contestant."""
 
@@ -31,18 +33,19 @@ def report(data: dict[str, Any], about: str, picture: str = "peers.png") -> str:
     """Markdown: all cells in a table, then by cell the contestants, the control and the categories of prompts."""
     cells = {cell: complete(found["prompts"]) for cell, found in data["found"].items()}
     lines = ["# Trees and their peers", "", about.split("\n\n")[2].replace("\n", " ").strip(), ""]
-    lines += [f"![Milliseconds per token and speed by category]({picture})", "", cell_table(cells)]
+    lines += [f"![Milliseconds per token; speed by category, if several]({picture})", "", cell_table(cells)]
     for cell, found in data["found"].items():
         prompts, run, loads = cells[cell], found["run"], found["loads"]
         lines += [f"## {cell}", ""]
-        lines += [f"{len(prompts)} prompts, {run['new_tokens']} new tokens, load {min(loads)} to {max(loads)}.", ""]
-        lines += [table(prompts), control_table(prompts), category_table(prompts)]
+        lines += [f"{counted(prompts)}, {run['new_tokens']} new tokens, load {min(loads)} to {max(loads)}.", ""]
+        lines += filter(None, [table(prompts), control_table(prompts), category_table(prompts)])
         lines += [f"Left out: {title(name)}: {reason}.\n" for name, reason in found["left_out"].items()]
         lines += [settings_lines(run)]
     lines.append(
-        "Medians over prompts and medians of paired ratios, with 95 % bootstrap intervals; in total: optimized plain "
-        "decoding's time divided by this one's, over all tokens. A tie: plain's two best logits differ by at most 1e-4 "
-        "where the texts part. The best chain and tree are chosen in hindsight."
+        "Medians over prompts or batches and medians of paired ratios, from three on with 95 % bootstrap intervals; in "
+        "total: optimized plain decoding's time divided by this one's, over all tokens. A tie: plain's two best logits "
+        "differ by at most 1e-4 where the texts part. The best chain and tree and the faster plain decoding are chosen "
+        "in hindsight."
     )
     return "\n".join(lines) + "\n"
 
@@ -81,7 +84,22 @@ def speed(prompts: Prompts, name: str | None, other: str | None, is_whole: bool 
     """How many times as fast one is as another; nothing where one is missing."""
     if not {name, other} <= runs_of_one(prompts).keys():
         return ""
-    return ratio(*(ms_per_token(prompts, str(one), is_whole) for one in (other, name))).text()
+    return text(ratio(*(ms_per_token(prompts, str(one), is_whole) for one in (other, name))), len(prompts))
+
+
+def text(found: Estimate, count: int, digits: int = 2) -> str:
+    """An estimate of so many prompts or batches; of too few without its interval."""
+    return found.text(digits) if count >= FEWEST else f"{found.value:.{digits}f}"
+
+
+def unit(prompts: Prompts, is_one: bool = False) -> str:
+    one, more = ("batch", "batches") if any(" | " in name for name in prompts) else ("prompt", "prompts")
+    return one if is_one else more
+
+
+def counted(prompts: Prompts) -> str:
+    """How many prompts, or batches of them."""
+    return f"{len(prompts)} {unit(prompts, len(prompts) == 1)}"
 
 
 def in_total(prompts: Prompts, name: str, other: str = OPTIMIZED) -> str:
@@ -105,32 +123,45 @@ def tokens_per_pass(prompts: Prompts, name: str) -> str:
 
 
 def cell_table(cells: dict[str, Prompts]) -> str:
-    """All cells, decoding alone but for the whole calls, against the plain decoding that is the faster one there."""
-    rows = []
-    for cell, prompts in cells.items():
-        if (plain := fastest(prompts, [PLAIN, OPTIMIZED, COMPILED])) is None:
-            continue
-        ms = f"{np.median(ms_per_token(prompts, plain)):.1f}"
-        fixed = [best(prompts, kind) for kind in ("chain", "tree")]
-        texts = [f"{title(name)}: {speed(prompts, name, plain)}" if name else "" for name in fixed]
-        auto = [speed(prompts, AUTO, plain, is_whole) for is_whole in (False, True)]
-        rows.append([cell, title(plain), ms, *texts, *auto, speed(prompts, tree_name(AUTO, RANDOM), plain)])
-    header = ["times the faster plain decoding", "which", "ms per token", "best chain", "best tree", title(AUTO)]
-    return markdown_table([*header, "whole calls", WORDS[RANDOM]], rows)
+    """All cells against the plain decoding that is the faster one there, in decoding alone and in whole calls."""
+    autos = dict.fromkeys(title(auto(prompts)) for prompts in cells.values())
+    header = ["times the faster plain decoding", "which", "ms per token", "best chain", "best tree", " / ".join(autos)]
+    rows = [[cell, *cell_row(prompts)] for cell, prompts in cells.items() if prompts]
+    return markdown_table([*header, WORDS[RANDOM], "whole calls", "which, whole calls"], rows)
+
+
+def cell_row(prompts: Prompts) -> list[str]:
+    plain, whole = (fastest(prompts, [PLAIN, OPTIMIZED, COMPILED], is_whole) or "" for is_whole in (False, True))
+    fixed = [best(prompts, kind, drafter(auto(prompts))) for kind in ("chain", "tree")]
+    texts = [f"{title(name)}: {speed(prompts, name, plain)}" if name else "" for name in fixed]
+    texts += [speed(prompts, name, plain) for name in (auto(prompts), tree_name(AUTO, RANDOM))]
+    ms = f"{np.median(ms_per_token(prompts, plain)):.1f}"
+    return [title(plain), ms, *texts, speed(prompts, auto(prompts), whole, is_whole=True), title(whole)]
+
+
+def auto(prompts: Prompts) -> str:
+    """The contestant that chooses its trees, with drafters that draft: the merged head's, else another's."""
+    names = [name for name in runs_of_one(prompts) if name.startswith(AUTO) and drafter(name) != RANDOM]
+    return min(names, default=AUTO)
+
+
+def drafter(name: str) -> str:
+    """The drafter of a contestant that chooses its trees; empty: the merged head."""
+    return name.partition("-")[2]
 
 
 def table(prompts: Prompts) -> str:
     """A row per contestant."""
     header = ["", "ms per token", "times plain", "times plain, optimized", "whole calls: times plain"]
-    header += ["times plain, optimized", "in total", "tokens per pass", f"{title(AUTO)} against it", "outputs"]
+    header += ["times plain, optimized", "in total", "tokens per pass", f"{title(auto(prompts))} against it", "outputs"]
     rows = [
         [
             title(name),
-            bootstrap(ms_per_token(prompts, name), np.median).text(1),
+            text(bootstrap(ms_per_token(prompts, name), np.median), len(prompts), 1),
             *(speed(prompts, name, plain, is_whole) for is_whole, plain in product((False, True), (PLAIN, OPTIMIZED))),
             in_total(prompts, name),
             tokens_per_pass(prompts, name),
-            speed(prompts, AUTO, name) if name != AUTO else "",
+            speed(prompts, auto(prompts), name) if name != auto(prompts) else "",
             agreements(prompts, name),
         ]
         for name in runs_of_one(prompts)
@@ -166,9 +197,9 @@ def fastest(prompts: Prompts, candidates: Iterable[str], is_whole: bool = False)
     return min(present, key=lambda name: fmean(ms_per_token(prompts, name, is_whole)), default=None)
 
 
-def best(prompts: Prompts, kind: str, drafter: str = "", is_whole: bool = False) -> str | None:
+def best(prompts: Prompts, kind: str, own: str = "", is_whole: bool = False) -> str | None:
     """The fastest "chain" or "tree" of a drafter (empty: the merged head)."""
-    pattern = rf"{kind}-\d+" + (f"-{re.escape(drafter)}" if drafter else "")
+    pattern = rf"{kind}-\d+" + (f"-{re.escape(own)}" if own else "")
     return fastest(prompts, [name for name in runs_of_one(prompts) if re.fullmatch(pattern, name)], is_whole)
 
 
@@ -179,41 +210,45 @@ def control_table(prompts: Prompts) -> str:
     parts += [(AUTO, f"{title(AUTO)}, from call {LATE_CALL} on", late)] * bool(late)
     rows = []
     for (name, words, part), is_whole in product(parts, (False, True)):
-        drafter = name.partition("-")[2]
-        fixed = [best(part, kind, drafter, is_whole) or best(part, kind, "", is_whole) for kind in ("chain", "tree")]
+        kinds, own = ("chain", "tree"), drafter(name)
+        fixed = [best(part, kind, own, is_whole) or best(part, kind, "", is_whole) for kind in kinds]
         which = " / ".join("-" if other is None else title(other) for other in fixed)
         speeds = [speed(part, name, other, is_whole) for other in (OPTIMIZED, *fixed)]
         rows.append([words + ", whole calls" * is_whole, str(len(part)), *speeds, which])
-    header = ["", "prompts", "against plain, optimized", "against the best chain", "against the best tree", "which"]
+    against = [f"against {other}" for other in ("plain, optimized", "the best chain", "the best tree")]
+    header = ["", unit(prompts), *against, "which"]
     return "Control against fixed shapes:\n\n" + markdown_table(header, rows) if rows else ""
 
 
 def category_table(prompts: Prompts) -> str:
-    """Speeds against plain decoding by category, last those of control in decoding and in whole calls."""
-    shown = [
-        name for name in ("lookup", best(prompts, "chain"), best(prompts, "tree"), AUTO) if name in runs_of_one(prompts)
-    ]
+    """Speeds against plain decoding by category if there are several, last those of control, in whole calls too."""
+    control, kinds = auto(prompts), by_category(prompts)
+    fixed = [best(prompts, kind, drafter(control)) for kind in ("chain", "tree")]
+    shown = [name for name in ("lookup", *fixed, control) if name in runs_of_one(prompts)]
     rows = [
         [kind, str(len(mine)), *(speed(mine, name, PLAIN) for name in shown)]
-        + [speed(mine, AUTO, OPTIMIZED, is_whole) for is_whole in (False, True)]
-        for kind, mine in by_category(prompts).items()
+        + [speed(mine, control, OPTIMIZED, is_whole) for is_whole in (False, True)]
+        for kind, mine in kinds.items()
     ]
     header = ["category", "prompts", *map(title, filter(None, shown))]
-    header += [f"{title(AUTO)} against plain, optimized", "whole calls"]
-    return "Times plain `generate`, by category:\n\n" + markdown_table(header, rows)
+    header += [f"{title(control)} against plain, optimized", "whole calls"]
+    return "Times plain `generate`, by category:\n\n" + markdown_table(header, rows) if len(kinds) > 1 else ""
 
 
 def picture(data: dict[str, Any], path: Path) -> None:
-    """One row per temperature: contestants on the left, categories on the right."""
+    """A row per cell: contestants on the left, on the right categories where there are several."""
     found = {title: complete(cell["prompts"]) for title, cell in data["found"].items()}
-    num_names = max(len(runs_of_one(prompts)) for prompts in found.values())
-    figure = Figure(figsize=(12, (1.4 + 0.3 * max(num_names, 8)) * len(found)), dpi=110)
-    plots = figure.subplots(len(found), 2, squeeze=False)
-    for (left, right), (cell, prompts) in zip(plots, found.items(), strict=True):
+    counts = [len(by_category(prompts)) for prompts in found.values()]
+    heights = [0.9 + 0.3 * max(len(runs_of_one(p)), 2 * count) for p, count in zip(found.values(), counts, strict=True)]
+    num_columns = 2 if max(counts) > 1 else 1
+    figure = Figure(figsize=(1 + 5.5 * num_columns, sum(heights)), dpi=110)
+    plots = figure.subplots(len(found), num_columns, squeeze=False, height_ratios=heights)
+    for (left, *right), (cell, prompts) in zip(plots, found.items(), strict=True):
         draw_contestants(left, prompts)
-        left.set_title(f"{cell}: ms per token, median and 95 % interval", fontsize=9, loc="left")
-        draw_categories(right, prompts)
-        right.set_title("times plain `generate`, by category", fontsize=9, loc="left")
+        words = ", median and 95 % interval" if len(prompts) >= FEWEST else f" of {counted(prompts)}"
+        left.set_title(f"{cell}: ms per token{words}", fontsize=9, loc="left")
+        for plot in right:
+            draw_categories(plot, prompts)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
@@ -222,28 +257,37 @@ def picture(data: dict[str, Any], path: Path) -> None:
 def draw_contestants(plot: Axes, prompts: Prompts) -> None:
     names = list(runs_of_one(prompts))
     for number, name in enumerate(names):
-        value, low, high = bootstrap(ms_per_token(prompts, name), np.median)
         colour = ACCEPTED if name.startswith(AUTO) else REFERENCE
-        plot.errorbar(value, number, xerr=[[value - low], [high - value]], fmt="o", color=colour, markersize=5)
-    plot.set_yticks(range(len(names)), [title(name).replace("`", "") for name in names], fontsize=8)
-    plot.invert_yaxis()
+        draw(plot, bootstrap(ms_per_token(prompts, name), np.median), len(prompts), number, color=colour, markersize=5)
+    label_rows(plot, [title(name).replace("`", "") for name in names])
+
+
+def draw(plot: Axes, found: Estimate, count: int, height: float, **options: Any) -> None:
+    """A point, and its interval where there are enough prompts or batches for one."""
+    value, low, high = found
+    errors = [[value - low], [high - value]] if count >= FEWEST else None
+    plot.errorbar(value, height, xerr=errors, fmt="o", **options)
+
+
+def label_rows(plot: Axes, names: list[str]) -> None:
+    """Rows from above, with equal room above the first one and below the last."""
+    plot.set_yticks(range(len(names)), names, fontsize=8)
+    plot.set_ylim(len(names) - 0.5, -0.5)
     plot.set_xlim(left=0)
 
 
 def draw_categories(plot: Axes, prompts: Prompts) -> None:
-    names = [name for name in runs_of_one(prompts) if name.startswith(AUTO)]
-    auto, kinds = min(names, default=AUTO), by_category(prompts)
-    shown = {OPTIMIZED: REFERENCE, best(prompts, "chain", auto.partition("-")[2]): NEXT_EDGE, auto: ACCEPTED}
-    for shift, (name, colour) in enumerate(shown.items()):
-        if name not in runs_of_one(prompts):
-            continue
-        for number, mine in enumerate(kinds.values()):
-            value, low, high = ratio(ms_per_token(mine, PLAIN), ms_per_token(mine, name))
-            label = title(name).replace("`", "") if number == 0 else None
-            errors, height = [[value - low], [high - value]], number + 0.2 * (shift - 1)
-            plot.errorbar(value, height, xerr=errors, fmt="o", color=colour, markersize=4, label=label)
+    control, kinds = auto(prompts), by_category(prompts)
+    if len(kinds) < 2:
+        plot.set_axis_off()
+        return
+    shown = {OPTIMIZED: REFERENCE, best(prompts, "chain", drafter(control)): NEXT_EDGE, control: ACCEPTED}
+    present = [(name, colour) for name, colour in shown.items() if name in runs_of_one(prompts)]
+    for (shift, (name, colour)), (number, mine) in product(enumerate(present, -1), enumerate(kinds.values())):
+        found = ratio(ms_per_token(mine, PLAIN), ms_per_token(mine, name))
+        label = title(name).replace("`", "") if number == 0 else None
+        draw(plot, found, len(mine), number + 0.2 * shift, color=colour, markersize=4, label=label)
     plot.axvline(1, color=REFERENCE, linewidth=0.8, linestyle=":")
-    plot.set_yticks(range(len(kinds)), [f"{kind} ({len(mine)})" for kind, mine in kinds.items()], fontsize=8)
-    plot.invert_yaxis()
-    plot.set_xlim(left=0)
-    plot.legend(fontsize=7, frameon=False)
+    label_rows(plot, [f"{kind} ({len(mine)})" for kind, mine in kinds.items()])
+    plot.set_xlabel("times plain generate, by category", fontsize=9)
+    plot.legend(fontsize=7, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.2)

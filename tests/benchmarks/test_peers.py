@@ -145,13 +145,16 @@ def test_outputs_are_compared_with_plain_ones():
     assert found == {PLAIN: "identical", AUTO: "different"}
 
 
+def reported(prompts, path):
+    settings = {"command": "python", "versions": {}, "processor": "two cores", "threads": 2, "new_tokens": 5}
+    found = {"prompts": prompts, "run": settings, "loads": [0.5, 1.0], "left_out": {"vllm": "no environment"}}
+    picture(data := {"found": {"T = 0": found}}, path)
+    assert path.is_file()
+    return report(data, "Title.\n\n    command\n\nAbout.")
+
+
 def test_report_and_picture(tmp_path):
-    settings = {"command": "python -m benchmarks.peers", "versions": {}, "processor": "two cores", "threads": 2}
-    found = {"prompts": PROMPTS, "loads": [0.5, 1.0], "left_out": {"vllm": "no environment"}}
-    data = {"found": {"T = 0": found | {"run": settings | {"new_tokens": 5}}}}
-    picture(data, tmp_path / "peers.png")
-    text = report(data, "Title.\n\n    command\n\nAbout.")
-    assert (tmp_path / "peers.png").is_file()
+    text = reported(PROMPTS, tmp_path / "peers.png")
     assert "4 prompts, 5 new tokens, load 0.5 to 1.0" in text
     assert "4 tie" in text
     assert "Left out: vLLM, plain: no environment." in text
@@ -160,7 +163,14 @@ def test_report_and_picture(tmp_path):
     auto = '| `tree="auto"`'
     assert f"{auto} | 4 | 1.14 (1.06 to 3.00) | 1.07" in text
     assert f"{auto}, random drafts, whole calls | 4 |" in text
-    assert f"{auto}, from call 10 on | 2 |" in text
+    assert f"{auto}, from call 10 on | 2 | 1.08 |" in text
+
+
+def test_a_batch_of_first_calls_whose_faster_plain_decoding_is_another_in_whole_calls(tmp_path):
+    runs = {PLAIN: run(0.9), OPTIMIZED: run(1.0, reading=0.6), "chain-4-first": run(0.5), "auto-first": run(0.3)}
+    text = reported({"a | b": runs}, tmp_path / "peers.png")
+    assert "| 100.0 | chain of 4, first calls: 1.00 |  | 2.00 |  | 3.00 | plain `generate` |" in text
+    assert "1 batch, 5 new tokens" in text
 
 
 def test_categories_and_prompts_that_end_at_once():
