@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -40,7 +41,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--spec-bench", type=Path, help=QUESTIONS)
+    parser.add_argument("--spec-bench", **QUESTIONS)
     parser.add_argument("--out", type=Path, default=RESULTS / "vllm" / "cpu_time.json")
     args = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
@@ -75,10 +76,11 @@ def compare(concurrency: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def batches(concurrency: int, number: int, path: Path | None = None) -> list[list[Any]]:
+def batches(concurrency: int, number: int, paths: Sequence[Path] = ()) -> list[list[Any]]:
     """Three times as many requests as run at once, so that they come and go."""
     size = 3 * concurrency if concurrency > 1 else 4
-    prompts = by_turns(questions(path).values())[: size * number] if path else held_out(None, size * number)
+    groups = [group for path in paths for group in questions(path).values()]
+    prompts = by_turns(groups)[: size * number] if groups else held_out((), size * number)
     chats = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
     return [chats[start : start + size] for start in range(0, len(chats), size)]
 
