@@ -42,7 +42,7 @@ def gsm8k() -> list[Prompt]:
 
 
 FILES = "Spec-Bench's question.jsonl, SPEED-Bench's files, or both; without them there are code and problems only"
-QUESTIONS: dict[str, Any] = {"type": Path, "nargs": "+", "default": (), "metavar": "FILE", "help": FILES}
+QUESTIONS: dict[str, Any] = {"type": Path, "nargs": "+", "default": [], "metavar": "FILE", "help": FILES}
 SPEED_BENCH, MASKED = "SPEED-Bench", "FULL BENCHMARK DATA SHOULD BE FETCHED"
 
 
@@ -75,10 +75,7 @@ def questions(path: str | Path) -> dict[str, list[Prompt]]:
 
 
 def held_out(paths: Iterable[str | Path], count: int) -> list[Prompt]:
-    """`count` prompts of all sources by turns.
-
-    SPEED-Bench has code and problems of its own: its files give all prompts, or half of them next to Spec-Bench's.
-    """
+    """`count` prompts of all sources by turns: half of SPEED-Bench, whose own code and problems are enough alone."""
     groups = [group for path in paths for group in questions(path).values()]
     asked, speed = (by_turns(g for g in groups if g[0].name.startswith(SPEED_BENCH) is kind) for kind in (False, True))
     if speed and not asked:

@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -76,12 +75,11 @@ def compare(concurrency: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def batches(concurrency: int, number: int, paths: Sequence[Path] = ()) -> list[list[Any]]:
+def batches(concurrency: int, number: int, paths: list[Path]) -> list[list[Any]]:
     """Three times as many requests as run at once, so that they come and go."""
     size = 3 * concurrency if concurrency > 1 else 4
-    groups = [group for path in paths for group in questions(path).values()]
-    prompts = by_turns(groups)[: size * number] if groups else held_out((), size * number)
-    chats = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
+    prompts = by_turns(group for path in paths for group in questions(path).values()) or held_out((), size * number)
+    chats = [[{"role": "user", "content": prompt.text}] for prompt in prompts[: size * number]]
     return [chats[start : start + size] for start in range(0, len(chats), size)]
 
 
