@@ -149,7 +149,7 @@ def main() -> None:
         name, _, folder = given.partition("=")
         torch.manual_seed(args.seed)
         found[name] = measure(args, model, tokenizer, load(folder, model), prompts, shapes)
-    data = settings(**chosen, load_average_after=load_average(), drafters=found)
+    data = settings(**chosen, target=smollm2.NAME, load_average_after=load_average(), drafters=found)
     publish(args.output, data, report(data))
 
 
