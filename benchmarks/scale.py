@@ -121,7 +121,7 @@ def crossings(by_texts: dict[str, Speeds], kinds: Collection[str]) -> str:
 
 
 def source(measured: dict[str, Any], drafter: str) -> str:
-    """What counts are of: target, drafter, prompts, settings. `NAME` was the only target before files named theirs."""
+    """The target, drafter, prompts and settings of counts; `NAME` was the only target before files named theirs."""
     given = next((part for part in measured["command"].split() if part.startswith(f"{drafter}=")), drafter)
     about = f"{measured.get('target', NAME)} with {given} alone, {len(measured['prompts'])} prompts"
     return f"{about} of {measured['new_tokens']} tokens at most. {settings_lines(measured)}"
