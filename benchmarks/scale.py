@@ -1,14 +1,17 @@
 """Predicted speeds of models of 8 and 70 billion weights on an H200: plain decoding, chains and trees by texts at once.
 
-No speed here is measured. Tokens per pass are those that `benchmarks.trained_drafters` measured of a head, whatever its
-model, without a prompt's first token. A pass takes as long as its arithmetic, or as reading weights and caches, at 0.6
-and 0.8 of the device's rates. "Measured passes" are those of `benchmarks.accelerator`, launched kernel by kernel, where
-these take longer. A draft pass takes two of the target's layers; verification and commit take a millisecond of the
-host. "Shared trees" are those of a server's greedy texts: all are drafted, and of each the nodes above one value, the
-best of `LEAST_VALUES`, are verified in one pass.
+No speed here is measured. Tokens per pass, without a prompt's first, are those that `benchmarks.trained_drafters`
+measured of a drafter alone, no lookups, with SmolLM2-135M-Instruct; a larger model's own are unknown. A pass takes as
+long as its arithmetic, or as reading weights and caches, at 0.6 and 0.8 of the device's rates. "Measured passes" are
+those of `benchmarks.accelerator`, launched kernel by kernel, where these take longer. A draft pass takes two of the
+target's layers; verification and commit take a millisecond of the host. "Shared trees" are those of a server's greedy
+texts: all are drafted, and of each the nodes above one value, the best of `LEAST_VALUES`, are verified in one pass.
 
-    python -m benchmarks.trained_drafters head=shipped --chains 1 2 3 4 6 --trees 2 4 8 16 32 64 --output head.json
-    python -m benchmarks.scale head.json --drafter head
+    python -m benchmarks.trained_drafters head=shipped --chains 1 2 3 4 6 --trees 4 8 16 32 64 \\
+        --spec-bench question.jsonl --output head.json
+    python -m benchmarks.trained_drafters head=shipped --chains --trees 2 4 8 16 32 64 --temperatures 'T = 0' \\
+        --spec-bench question.jsonl --output sharing.json
+    python -m benchmarks.scale head.json sharing.json
 """
 
 import json
@@ -19,7 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.common.settings import RESULTS, markdown_table, parser, publish, settings
+from benchmarks.common.settings import RESULTS, markdown_table, parser, publish, settings, settings_lines
+from treespec.lab.smollm2 import NAME
 
 NUM_TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXT = 512
@@ -116,11 +120,18 @@ def crossings(by_texts: dict[str, Speeds], kinds: Collection[str]) -> str:
     return " ".join(said)
 
 
+def source(measured: dict[str, Any], drafter: str) -> str:
+    """The target, drafter, prompts and settings of counts; `NAME` was the only target before files named theirs."""
+    given = next((part for part in measured["command"].split() if part.startswith(f"{drafter}=")), drafter)
+    about = f"{measured.get('target', NAME)} with {given} alone, {len(measured['prompts'])} prompts"
+    return f"{about} of {measured['new_tokens']} tokens at most. {settings_lines(measured)}"
+
+
 def report(data: dict[str, Any]) -> str:
     """Markdown: a table per temperature and case."""
     about = " ".join((__doc__ or "").split("\n\n")[1].split())
     lines = ["# Predicted speeds on an H200", "", f"{about} {CONTEXT} tokens before each.", ""]
-    lines += [f"{data['drafter']}: {data['acceptance']}. Passes: {data['device_name']}.", ""]
+    lines += ["".join(f"- `{name}`: {said}" for name, said in data["inputs"].items())]
     for temperature, cases in data["found"].items():
         for case, by_texts in cases.items():
             kinds = [kind for kind in WORDS if any(name.startswith(kind) for name in by_texts["1"])][1:]
@@ -137,26 +148,25 @@ def report(data: dict[str, Any]) -> str:
 
 def main() -> None:
     options = parser(__doc__ or "", threads=1)
-    options.add_argument(
-        "acceptance", type=Path, nargs="+", help="benchmarks.trained_drafters' results, the last counts"
-    )
+    options.add_argument("acceptance", type=Path, nargs="+", help="of benchmarks.trained_drafters; the last counts")
     options.add_argument("--drafter", default="head", help="its name there (default: %(default)s)")
     options.add_argument("--passes", type=Path, default=RESULTS / "accelerator.json", help="of benchmarks.accelerator")
     options.add_argument("--output", type=Path, default=RESULTS / "scale" / "scale.json")
     args = options.parse_args()
-    shapes: dict[str, dict[str, Any]] = {}
+    shapes, inputs = dict[str, dict[str, Any]](), dict[str, str]()
     for file in args.acceptance:
         measured = json.loads(file.read_text())
         if args.drafter not in measured["drafters"]:
             options.error(f"{file} has no drafter {args.drafter!r}, but {', '.join(measured['drafters'])}")
+        inputs[file.name] = source(measured, args.drafter)
         for temperature, found in measured["drafters"][args.drafter].items():
             for shape, counts in found.items():  # The prompts' passes gave a token each.
                 counts["tokens"] -= len(measured["prompts"])
                 shapes.setdefault(temperature, {})[shape] = counts
-    passes, names = json.loads(args.passes.read_text()), ", ".join(file.name for file in args.acceptance)
-    data = settings(drafter=args.drafter, acceptance=names, device_name=passes["device_name"])
+    passes = json.loads(args.passes.read_text())
+    inputs[args.passes.name] = f"passes, {passes['device_name']}. {settings_lines(passes)}"
     times = passes["passes"][f"{CONTEXT} tokens before"]
-    data["found"] = {temperature: predict(found, times) for temperature, found in shapes.items()}
+    data = settings(inputs=inputs, found={name: predict(found, times) for name, found in shapes.items()})
     publish(args.output, data, report(data))
 
 

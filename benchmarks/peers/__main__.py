@@ -171,7 +171,7 @@ def agreements(bench: Bench, prompt: str, runs: dict[str, Run]) -> dict[str, str
 
 def _arguments() -> argparse.Namespace:
     options = parser((__doc__ or "").split("\n\n")[0], threads=2)
-    options.add_argument("--spec-bench", type=Path, help=QUESTIONS)
+    options.add_argument("--spec-bench", **QUESTIONS)
     options.add_argument("--prompts", type=int, default=100, help="(default: %(default)s)")
     options.add_argument("--new-tokens", type=int, default=32, help="(default: %(default)s)")
     options.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0], help="(default: 0 1)")

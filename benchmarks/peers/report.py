@@ -178,7 +178,7 @@ def category(name: str) -> str:
     """A prompt's kind, by its name; a batch has prompts of several."""
     if " | " in name:
         return "batches"
-    if found := re.fullmatch(rf"(Spec-Bench|{SPEED_BENCH})/.*\(([\w -]+)\)", name):
+    if found := re.fullmatch(rf"(Spec-Bench|{SPEED_BENCH})/[^(]*\((.+)\)", name):
         is_known = found[1] == SPEED_BENCH or found[2] in TASKS
         return f"{found[1]}, {found[2] if is_known else 'talk'}"
     return "HumanEval" if name.startswith("HumanEval") else "GSM8K"

@@ -50,7 +50,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     options = parser("Trees against chains: acceptance.", threads=2)
     options.add_argument("part", choices=["acceptance"])
-    options.add_argument("--spec-bench", type=Path, help=QUESTIONS)
+    options.add_argument("--spec-bench", **QUESTIONS)
     options.add_argument("--replayed", type=int, default=8, help="replayed prompts (default: %(default)s)")
     options.add_argument("--new-tokens", type=int, default=24)
     options.add_argument("--drafters", nargs="+", default=None, choices=list(DRAFTERS), metavar="NAME")

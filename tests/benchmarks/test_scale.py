@@ -98,6 +98,7 @@ def test_a_report_of_measured_acceptance(tmp_path, monkeypatch, capsys):
     greedy, sampled = output.with_suffix(".md").read_text().split("## 8B, bfloat16, measured passes, T = 1")
     assert "## 8B, bfloat16, measured passes, T = 0" in greedy
     assert "| shared trees, times plain |" in greedy
+    assert f"`head.json`: {smollm2.NAME} with head=folder alone, 2 prompts of 12 tokens at most. Command: `" in greedy
     assert "| shared trees" not in sampled
     monkeypatch.setattr("sys.argv", ["scale", str(file), "--drafter", "mtp"])
     with pytest.raises(SystemExit):

@@ -61,11 +61,11 @@ def test_the_prompts_of_every_count_are_checked(tmp_path):
     path.write_text(
         "".join(f'{{"question_id": {n}, "category": "{n % 3}", "turns": ["{turn}"]}}\n' for n, turn in enumerate(turns))
     )
-    checked = {prompt.text for prompt in every_prompt(path)}
+    checked = {prompt.text for prompt in every_prompt([path])}
     assert len(checked) == 164 + 100 + 200
     for count in (10, 16, 100):
-        assert checked >= {prompt.text for prompt in prompts.held_out(path, count)}
-    assert len(every_prompt(None)) == 164 + 100
+        assert checked >= {prompt.text for prompt in prompts.held_out([path], count)}
+    assert len(every_prompt([])) == 164 + 100
 
 
 def test_the_command_writes_what_the_writer_reads(tmp_path, monkeypatch, capsys):
