@@ -38,3 +38,9 @@ def test_files_without_prompts_are_refused(tmp_path, content, words):
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=words):
         read_prompts(path)
+
+
+def test_only_line_feeds_end_a_prompt(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a\u2028b"}\r\n\n{"prompt": "c"}', encoding="utf-8")
+    assert read_prompts(path) == ["a\u2028b", "c"]

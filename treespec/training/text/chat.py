@@ -51,7 +51,7 @@ def read_prompts(path: Path) -> list[str]:
     Raises `ConfigError`: the file is empty or not UTF-8 text, or a line of a `*.jsonl` file is something else.
     """
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
     if not lines:
