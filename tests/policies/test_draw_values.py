@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from treespec.literature import dyspec
 from treespec.policies import BestFirst
 from treespec.policies.children import Children
-from treespec.policies.draw_values import ACCEPTANCE, SAMPLING_GAIN, VISIT, draw_values
+from treespec.policies.draw_values import ACCEPTANCE, CERTAINTY, FIRST_ACCEPTED, LATER_ACCEPTED, VISIT, draw_values
 from treespec.testing import ConditionalProbs, ToyTree, enumerate_traces
 from treespec.tree import IID, WITHOUT_REPLACEMENT
 
@@ -31,8 +31,8 @@ def without(probs, drawn):
 
 
 def accepted(rest, rank):
-    gain = Fraction(str(SAMPLING_GAIN)) ** (rank + 1)
-    return [gain + (1 - gain) * prob for prob in rest]
+    first, later, certainty = map(Fraction, map(str, (FIRST_ACCEPTED, LATER_ACCEPTED, CERTAINTY)))
+    return [(later / rank if rank else first) * (1 + certainty * prob) for prob in rest]
 
 
 def read_values(probs, drawn, children, ranking):

@@ -104,7 +104,7 @@ def the_likely(batch):
 BIASED = {
     # A kept second draw whose first was cut counts as drawn first: exactly what a careless rerank would store.
     "drawn nodes trimmed by their own probability": (Kept(KAry((2, 2)), the_best(3)), 2),
-    "of a best-first tree the node of the least value dropped": (Kept(BestFirst(4), the_best(3)), 2),
+    "of a best-first tree the node of the least value dropped": (Kept(BestFirst(5), the_best(4)), 3),
     "the token of low confidence taken back": (Kept(Chain(1), the_likely), 1),
     "a beam cut by probability, not by arrival": (Kept(StochasticBeam(2, 1), the_best(2)), 1),
 }

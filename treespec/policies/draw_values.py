@@ -14,8 +14,9 @@ from treespec.tree import IID, SELECTED
 
 ACCEPTANCE, VISIT = "acceptance", "visit"
 
-SAMPLING_GAIN = 0.4
-"""How often a sampled child is accepted though its distribution gave it next to nothing, see `acceptance_values`."""
+FIRST_ACCEPTED, LATER_ACCEPTED, CERTAINTY = 0.36, 0.13, 1.2
+"""See `acceptance_values`; means over 9,000 nodes of trees that the shipped head drew at T = 1. Trees of 8 accept 1.71
+tokens with them at T = 0.6, 1.60 with c + (1 - c) q, c = 0.4^(r + 1), which hoped for too much of later siblings."""
 
 
 class DrawValues(NamedTuple):
@@ -43,10 +44,11 @@ def acceptance_values(chosen: Children, is_iid: bool) -> DrawValues:
     recursive rejection, P being what earlier rejections left of the target. Without P, the estimate for the r-th
     sibling is
 
-        a_r(q) = c_r + (1 - c_r) q,     c_r = SAMPLING_GAIN^(r + 1),     r = 0, 1, ...
+        a_r(q) = b_r (1 + CERTAINTY q),     b_0 = FIRST_ACCEPTED,     b_r = LATER_ACCEPTED / r,     r = 1, 2, ...
 
-    a selected token's q and what sampling adds to it. A draw is reached with probability prod (1 - a_i) over the
-    siblings before it; before the draw, its expected acceptance is c_r + (1 - c_r) sum q^2.
+    After a rejection what is left of the target has little to do with what is left of the draft's distribution. A draw
+    is reached with probability prod (1 - a_i) over the siblings before it; before the draw, its expected acceptance is
+    b_r (1 + CERTAINTY sum q^2).
     """
     probs, squares = chosen.probs, chosen.squares
     assert squares is not None
@@ -54,9 +56,9 @@ def acceptance_values(chosen: Children, is_iid: bool) -> DrawValues:
     if not is_iid:  # The least that is left of a distribution, by rounding, has a square above zero.
         rest = np.maximum(1 - _shifted(probs.cumsum(-1), 0), np.finfo(probs.dtype).tiny ** 0.5)
         squares = np.maximum(squares - _shifted(np.square(probs).cumsum(-1), 0), 0)
-    gains = (SAMPLING_GAIN ** np.arange(1, probs.shape[-1] + 1)).astype(probs.dtype)
-    accepted = gains + (1 - gains) * (probs / np.maximum(rest, probs))
-    expected = gains + (1 - gains) * (squares / np.maximum(rest * rest, squares))
+    least = np.array([FIRST_ACCEPTED, *LATER_ACCEPTED / np.arange(1, probs.shape[-1])], probs.dtype)
+    accepted = least * (1 + CERTAINTY * (probs / np.maximum(rest, probs)))
+    expected = least * (1 + CERTAINTY * (squares / np.maximum(rest * rest, squares)))
     reached = _shifted((1 - accepted).cumprod(-1), 1)
     return DrawValues(reached * expected, reached * accepted)
 

@@ -52,7 +52,7 @@ class LevelDrafter(HeadDrafter[Head]):
     def _read(self, states: Float[Tensor, "B F Z"], frontier: Frontier) -> tuple[Tensor, Tensor]:
         """Logits [B, F, W] after nodes, and what their children read [B, F, Z], of the outputs of a pass."""
         head: Any = self.head
-        return head.read(states)
+        return head.read(states, self._vocabulary[1])
 
     @torch.no_grad()
     def propose(self, max_depth: int) -> TreeBatch:

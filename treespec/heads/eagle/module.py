@@ -54,6 +54,6 @@ class EagleHead(DraftHead[EagleConfig]):
         """The target's states [B, F, H], which `run` reads as they are."""
         return states
 
-    def read(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [B, F, W] of outputs [B, F, H] of `run`, and those, which are the next states."""
-        return self.lm_head(states), states
+    def read(self, states: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Logits [B, F, W] of outputs [B, F, H] of `run`, and those, which are the next states; `rows`: see `logits`."""
+        return self.logits(states, rows), states

@@ -99,10 +99,10 @@ class Eagle3Head(DraftHead[Eagle3Config]):
             states = layer(states, rotation, mask, cache)
         return states
 
-    def read(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [B, F, W] and next features [B, F, H] of outputs [B, F, H] of `run`."""
+    def read(self, states: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Logits [B, F, W] and next features [B, F, H] of outputs [B, F, H] of `run`; `rows`: see `logits`."""
         normed = self.norm(states)
-        return self.lm_head(normed), normed if self.config.has_norm_output else states
+        return self.logits(normed, rows), normed if self.config.has_norm_output else states
 
 
 def unroll(head: Eagle3Head, tokens: Tensor, features: Tensor, num_steps: int) -> list[Tensor]:

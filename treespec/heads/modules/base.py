@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from treespec.heads.modules.layers import LayerConfig
@@ -63,3 +64,8 @@ class DraftHead(StateReader, Generic[Config]):
         self.rotary = layer.rotary()
         self.register_buffer("embedding", embedding.detach(), persistent=False)
         self.register_buffer("target_ids", target_ids, persistent=False)
+
+    def logits(self, outputs: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The output layer's logits [..., W] of outputs [..., H], then those of further output rows [n, H]."""
+        own = self.lm_head(outputs)
+        return own if rows is None else torch.cat([own, nn.functional.linear(outputs, rows)], -1)
