@@ -107,10 +107,12 @@ def vllm(folder: str, speculation: dict[str, Any] | None) -> Decode:
 
 
 def treespec(folder: str, head: str, tree: str | int) -> Decode:
-    """Decode by this environment's treespec: drafts of the head in that folder, warm recycling and suffix lookup."""
+    """Decode by this environment's treespec: drafts of the head in that folder, in 8 bits, and warm lookups."""
     torch, library, model = importlib.import_module("torch"), importlib.import_module("treespec"), _load(folder)[0]
     library.optimize(model, is_remeasured=True)
-    drafters = [library.load_drafter(head, model), *library.WarmStart.shipped("SmolLM2-135M-Instruct").drafters()]
+    trained = library.load_drafter(head, model)
+    library.optimize(trained.head, dtype=torch.int8)
+    drafters = [trained, *library.WarmStart.shipped("SmolLM2-135M-Instruct").drafters()]
     speculation = library.TreeSpeculation(drafters, tree=library.Chain(4) if tree == "chain-4" else tree)
 
     def decode(prompt: list[int], num_new: int, temperature: float, seed: int) -> list[int]:
