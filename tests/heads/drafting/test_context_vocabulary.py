@@ -153,5 +153,6 @@ def test_rows_are_divided_by_the_share_that_the_map_explains():
         noise = torch.randn(2000, 16) * rows.std() * (1 / share - 1) ** 0.5
         head.lm_head.weight.copy_(rows[:2000] + noise)
     found = fit_output_map(head)
-    assert found is not None and share > LEAST_EXPLAINED
+    assert share > LEAST_EXPLAINED
+    assert found is not None
     assert float((found * exact).sum() / exact.square().sum()) == pytest.approx(1 / share, rel=0.03)

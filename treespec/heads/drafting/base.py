@@ -13,9 +13,8 @@ from torch import Tensor
 from treespec.checks import AUTO, check_count
 from treespec.drafters.base import SessionSource, depth_room, path_probs, policy_of_call
 from treespec.errors import ConfigError, LogitsError, VocabularyMismatchError
-from treespec.heads.drafting.context_vocabulary import ContextVocabulary, fit_output_map
 from treespec.heads.drafting.unread_features import UnreadFeatures
-from treespec.heads.modules.base import DraftHead, StateReader
+from treespec.heads.modules.base import StateReader
 from treespec.heads.modules.kv_cache import DraftingCache
 from treespec.policies import BestFirst, Chain, Paths
 from treespec.policies.best_first import DENSE_DEPTH
@@ -78,21 +77,12 @@ class HeadDrafter(HeadSource[Head], ABC):
     def __init__(self, head: Head, hidden_layers: Sequence[int], max_length: int | None = None) -> None:
         super().__init__(head, max_length)
         self.hidden_layers = _check_layers(hidden_layers, head.config.num_features)
-        self._output_map = fit_output_map(head) if isinstance(head, DraftHead) else None
 
     def start(self, session: Session) -> None:
         """Keep the prompt's states, which the head reads in the first step; for errors see `HeadSource`."""
         super().start(session)
         self._keys = DraftingCache(session.history.num_rows, self.head.target_ids.device)
         self._unread = UnreadFeatures(session, self.hidden_layers)
-        self._context = None
-        if self._output_map is not None:
-            self._context = ContextVocabulary(self.head, self._output_map, session.history)
-
-    @property
-    def _vocabulary(self) -> tuple[Int[Tensor, "W"], Float[Tensor, "n H"] | None]:
-        """The target's ids of the tokens to draft from, and output rows of those that the head has not, if any."""
-        return (self.head.target_ids, None) if self._context is None else self._context.read()
 
     def update(self, step: VerifiedStep) -> None:
         """Keep the emitted tokens and the states before them for the next step."""
@@ -102,15 +92,13 @@ class HeadDrafter(HeadSource[Head], ABC):
     def select_rows(self, rows: Sequence[int]) -> None:
         self._keys.select_rows(rows)
         self._unread.select_rows(rows)
-        if self._context is not None:
-            self._context.forget()
 
     @abstractmethod
     def propose(self, max_depth: int) -> TreeBatch:
         """See `Drafter`."""
 
     def _propose(self, logits: Tensor, frontier: Frontier | None) -> Proposal:
-        return head_proposal(self._session, self._vocabulary[0], logits, frontier)
+        return head_proposal(self._session, self.head.target_ids, logits, frontier)
 
 
 def _check_layers(hidden_layers: Sequence[int], num_features: int) -> tuple[int, ...]:

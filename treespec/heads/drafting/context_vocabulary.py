@@ -3,8 +3,6 @@
 A head with an output row for each of the most frequent tokens alone never drafts the others: names, and the rare words
 of a subject, most of which are in the text already when they are due. Their output rows are made from their embeddings,
 by the linear map from embeddings to output rows that explains the head's own rows best.
-
-Axis letters: E the embedding's size, n tokens that were added.
 """
 
 import torch
@@ -25,7 +23,7 @@ class ContextVocabulary:
     output's distribution is the target's, as with any vocabulary.
     """
 
-    def __init__(self, head: DraftHead, output_map: Float[Tensor, "E H"], history: History) -> None:
+    def __init__(self, head: DraftHead, output_map: Float[Tensor, "_ H"], history: History) -> None:
         """`output_map`: see `fit_output_map`; `history` grows with the call."""
         self._head, self._map, self._history = head, output_map, history
         self.forget()
@@ -38,7 +36,7 @@ class ContextVocabulary:
         self._ids = self._head.target_ids
         self._rows = self._map.new_zeros(0, self._map.shape[1])
 
-    def read(self) -> tuple[Int[Tensor, "W+n"], Float[Tensor, "n H"]]:
+    def read(self) -> tuple[Int[Tensor, "_"], Float[Tensor, "_ H"]]:
         """The target's ids of the draft's tokens, and the output rows of those that the head has not."""
         history = self._history
         if self._lengths == history.lengths:
@@ -58,7 +56,7 @@ class ContextVocabulary:
         return self._ids, self._rows
 
 
-def fit_output_map(head: DraftHead) -> Float[Tensor, "E H"] | None:
+def fit_output_map(head: DraftHead) -> Float[Tensor, "_ H"] | None:
     """The map from embeddings to output rows; None: the head has all tokens, or a map explains little of its rows.
 
     Least squares makes predicted rows too short by the share of the variance that it does not explain (adjusted for the

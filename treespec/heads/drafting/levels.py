@@ -6,6 +6,7 @@ Every level of the tree below is one tree-masked pass whose features are the hea
 with the tree, because the true features replace them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from treespec.drafters.base import single_nodes
-from treespec.heads.drafting.base import Head, HeadDrafter, level_depth
+from treespec.heads.drafting.base import Head, HeadDrafter, head_proposal, level_depth
+from treespec.heads.drafting.context_vocabulary import ContextVocabulary, fit_output_map
 from treespec.heads.drafting.unread_features import Pairs, take_columns
+from treespec.heads.modules.base import DraftHead
 from treespec.heads.modules.kv_cache import DraftingCache
-from treespec.protocols import Frontier, Proposal
+from treespec.protocols import Frontier, Proposal, Session
 from treespec.tree import TreeBatch
 from treespec.tree.transfer import upload
 
@@ -33,6 +36,22 @@ class LevelDrafter(HeadDrafter[Head]):
 
     _outputs: list[Tensor]
     """[B, F, Z] of every level: what the children of every expanded node read."""
+
+    def __init__(self, head: Head, hidden_layers: Sequence[int], max_length: int | None = None) -> None:
+        super().__init__(head, hidden_layers, max_length)
+        self._output_map = fit_output_map(head) if isinstance(head, DraftHead) else None
+
+    def start(self, session: Session) -> None:
+        """See `HeadDrafter`."""
+        super().start(session)
+        head: Any = self.head
+        found, history = self._output_map, session.history
+        self._context = None if found is None else ContextVocabulary(head, found, history)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        super().select_rows(rows)
+        if self._context is not None:
+            self._context.forget()
 
     @property
     def _window(self) -> int | None:
@@ -53,6 +72,14 @@ class LevelDrafter(HeadDrafter[Head]):
         """Logits [B, F, W] after nodes, and what their children read [B, F, Z], of the outputs of a pass."""
         head: Any = self.head
         return head.read(states, self._vocabulary[1])
+
+    def _propose(self, logits: Tensor, frontier: Frontier | None) -> Proposal:
+        return head_proposal(self._session, self._vocabulary[0], logits, frontier)
+
+    @property
+    def _vocabulary(self) -> tuple[Int[Tensor, "_"], Float[Tensor, "_ H"] | None]:
+        """The target's ids of the tokens to draft from, and the output rows of those that the head has not, if any."""
+        return (self.head.target_ids, None) if self._context is None else self._context.read()
 
     @torch.no_grad()
     def propose(self, max_depth: int) -> TreeBatch:

@@ -55,5 +55,5 @@ class EagleHead(DraftHead[EagleConfig]):
         return states
 
     def read(self, states: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Logits [B, F, W] of outputs [B, F, H] of `run`, and those, which are the next states; `rows`: see `logits`."""
+        """Logits [B, F, W] of outputs [B, F, H] of `run`, and those: the next states; `rows`: see `logits`."""
         return self.logits(states, rows), states
