@@ -35,12 +35,15 @@ SIZE, OPTIONS = 16, Options(7, "head", NUM_NODES, head="given")
 TINY = SimpleNamespace(model="tiny", revision=None)
 
 
-def random_head() -> Eagle3Head:
+def random_head(num_drafted: int = VOCAB) -> Eagle3Head:
+    """Output rows of fewer tokens are a map of their embeddings: the texts' other tokens are drafted too."""
     torch.manual_seed(0)
-    config = Eagle3Config(LayerConfig(SIZE, 24, 2, 1, 8), VOCAB, VOCAB, SIZE, num_features=1)
-    head = Eagle3Head(config, torch.randn(VOCAB, SIZE), torch.arange(VOCAB)).double()
+    config = Eagle3Config(LayerConfig(SIZE, 24, 2, 1, 8), VOCAB, num_drafted, SIZE, num_features=1)
+    head = Eagle3Head(config, torch.randn(VOCAB, SIZE), torch.arange(num_drafted)).double()
     for weight in head.parameters():
         torch.nn.init.normal_(weight, std=0.4)
+    if num_drafted < VOCAB:
+        head.lm_head.weight.data = (head.embedding @ torch.randn(SIZE, SIZE, dtype=torch.float64) / 8)[:num_drafted]
     return head.requires_grad_(False)
 
 
@@ -51,19 +54,23 @@ def states_of(text: list[int]) -> torch.Tensor:
     return torch.sin(sums @ torch.linspace(0.1, 2, 2 * SIZE, dtype=torch.float64).view(2, SIZE))
 
 
-def served(seed: int, skipped: float = 0.0) -> Server:
-    return Server(ServedHead(random_head(), [0]), OPTIONS, seed, skipped, states_of)
+def served(seed: int, skipped: float = 0.0, num_drafted: int = VOCAB) -> Server:
+    return Server(ServedHead(random_head(num_drafted), [0]), OPTIONS, seed, skipped, states_of)
 
 
-@pytest.mark.parametrize(("seed", "skipped"), [(0, 0), (1, 0), (3, 0.6)])
-def test_every_row_is_drafted_as_if_alone(seed: int, skipped: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("seed", "skipped", "num_drafted"), [(0, 0, VOCAB), (1, 0, VOCAB), (3, 0.6, VOCAB), (0, 0, 24), (3, 0.6, 24)]
+)
+def test_every_row_is_drafted_as_if_alone(
+    seed: int, skipped: float, num_drafted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pages, "SHORT", 8)
-    drafter = Eagle3(random_head(), [0])
+    drafter = Eagle3(random_head(num_drafted), [0])
 
     def expected(text: list[int]) -> TreeBatch:
         return alone(drafter, text, prompt_states={0: states_of(text[:-1]).unsqueeze(0)})
 
-    assert num_like_alone(served(seed, skipped), 25 if skipped == 0 else 60, expected) > 30
+    assert num_like_alone(served(seed, skipped, num_drafted), 25 if skipped == 0 else 60, expected) > 30
 
 
 class Resting:

@@ -1,5 +1,7 @@
 """Tokens of the texts that a reduced vocabulary lacks: their output rows, which of them there are, and exactness."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from helpers import eagle3_files, eagle_files
@@ -65,8 +67,31 @@ def test_greedy_texts_are_plain_ones_and_only_texts_tokens_are_added(tmp_path, t
     out, _ = run(target, drafter, inputs, 24)
     assert out.equal(target.generate(**inputs, max_new_tokens=24, do_sample=False))
     for step in drafter.steps:
-        known = {*plain.target_ids, 0, *(token for text in step.texts for token in text)}
-        assert set(step.trees.tokens.flatten().tolist()) <= known
+        for text, tokens in zip(step.texts, step.trees.tokens.tolist(), strict=True):
+            assert set(tokens) <= {*plain.target_ids, 0, *text}
+
+
+def test_a_row_is_drafted_as_if_alone(tmp_path, target):
+    drafter, *_ = explained(tmp_path, target, KINDS["eagle3"])
+
+    def probs(rows):
+        """The node values of the first tree of the last of these rows."""
+        inputs = {"input_ids": torch.cat([prompt(1, 9, seed=seed) for seed in rows])}
+        run(target, drafter, inputs, 4, tree=KAry((30,)))
+        trees = next(step.trees for step in drafter.steps if step.trees.max_nodes > 1)
+        return trees.values[-1, : trees.trees[-1].num_nodes]
+
+    torch.testing.assert_close(probs([4, 5, 6]), probs([6]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_head_may_be_cast_after_its_drafter_was_made(tmp_path, target, dtype):
+    drafter, plain, _ = explained(tmp_path, target, KINDS["eagle3"])
+    drafter.head.to(dtype)
+    inputs = {"input_ids": prompt(1, 9)}
+    out, _ = run(target, drafter, inputs, 24)
+    assert out.equal(target.generate(**inputs, max_new_tokens=24, do_sample=False))
+    assert any(not set(step.trees.tokens[:, 1:].flatten().tolist()) <= set(plain.target_ids) for step in drafter.steps)
 
 
 @pytest.mark.parametrize("name", ["traversal", "target_walk"])
@@ -81,8 +106,9 @@ def test_joint_distribution_is_the_targets(tmp_path, name):
     def drafter(_):
         found = load_drafter(tmp_path, models.target, hidden_layers=(0, 1))
         generator = torch.Generator().manual_seed(1)
-        found._output_map = torch.randn(size, size, generator=generator, device="cpu").to(models.target.device)
-        return found
+        made_up = torch.randn(size, size, generator=generator, device="cpu").to(models.target.device)
+        with patch("treespec.heads.drafting.context_vocabulary.fit_output_map", return_value=made_up):
+            return type(found)(found.head, found.hidden_layers)
 
     policy = KAry((3, 1), children="selected") if name == "target_walk" else BestFirst(6)
     result = run_case(Case(name, policy, name, WARPED, drafter), models, num_batches=1, num_rows=1000)
@@ -97,38 +123,47 @@ def history_of(*texts):
 
 def vocabulary(folder, target, history):
     drafter, _, rows = explained(folder, target, KINDS["eagle3"])
-    return ContextVocabulary(drafter.head, fit_output_map(drafter.head), history), drafter.head, rows
+    found = ContextVocabulary(drafter.head)
+    found.start(history)
+    return found, drafter.head, rows
 
 
 def test_tokens_are_added_as_the_texts_grow_and_forgotten_with_their_rows(tmp_path, target):
-    history = history_of([1, 2])
+    history = history_of([2, 3])
     found, head, rows = vocabulary(tmp_path, target, history)
-    missing = sorted(set(range(1, 64)) - set(head.target_ids.tolist()))
+    missing = sorted(set(range(64)) - set(head.target_ids.tolist()))
     history.append(0, missing[:2])
-    history.add_rows([[missing[2], missing[0]]])
 
-    def check(count, added):
-        ids, made = found.read()
-        assert ids[:40].equal(head.target_ids)
-        assert ids[40:].tolist() == added
+    def check(added, *texts):
+        ids, made, is_absent = found.read()
+        assert ids.tolist() == [*head.target_ids.tolist(), *added]
         torch.testing.assert_close(made, rows[added], atol=1e-4, rtol=1e-4)
-        assert len(found.read()[0]) == count
+        if len(texts) == 1:
+            assert is_absent is None
+        else:
+            assert is_absent is not None
+            assert is_absent[:, 0].tolist() == [[token not in text for token in added] for text in texts]
 
-    check(43, missing[:3])
-    history.append(1, [missing[4], missing[1]])
-    check(44, [*missing[:3], missing[4]])
-    history.select_rows([0])
+    one, two, three, four, *_ = missing
+    check([one, two], [one, two])
+    history.add_rows([[2, 3]])
+    check([one, two], [one, two], [])
+    history.add_rows([[three, one]])
+    check([one, two, three], [one, two], [], [three, one])
+    history.append(1, [two, four])
+    check([one, two, three, four], [one, two], [two, four], [three, one])
+    history.select_rows([2, 1])
     found.forget()
-    check(42, missing[:2])
+    check([three, one, two, four], [three, one], [two, four])
 
 
 def test_a_token_that_the_head_does_not_know_is_never_drafted(tmp_path, target):
     history = history_of([1, 2, 64, 70])
     found, head, _ = vocabulary(tmp_path, target, history)
-    assert found.read()[0].max() < 64
+    assert found.read().ids.max() < 64
     history.append(0, list(range(64)))
-    ids, rows = found.read()
-    assert len(ids.unique()) == len(ids) == 40 + len(rows) == head.config.vocab_size - 1  # See `read`.
+    ids, rows, _ = found.read()
+    assert len(ids.unique()) == len(ids) == 40 + len(rows) == head.config.vocab_size - 1  # See `_read_texts`.
 
 
 def test_a_map_is_used_where_it_explains_the_rows(tmp_path, target):
@@ -136,10 +171,13 @@ def test_a_map_is_used_where_it_explains_the_rows(tmp_path, target):
     drafter, *_ = explained(tmp_path, target, made)
     assert fit_output_map(drafter.head) is not None
     torch.manual_seed(0)
-    for weight in (torch.randn(40, 32), torch.zeros(40, 32)):
+    for weight in (torch.randn(40, 32), torch.zeros(40, 32), torch.full((40, 32), torch.nan)):
         with torch.no_grad():
             drafter.head.lm_head.weight.copy_(weight)
         assert fit_output_map(drafter.head) is None
+    with torch.no_grad():
+        drafter.head.embedding.zero_()  # A singular system.
+    assert fit_output_map(drafter.head) is None
 
 
 def test_rows_are_divided_by_the_share_that_the_map_explains():

@@ -5,69 +5,110 @@ of a subject, most of which are in the text already when they are due. Their out
 by the linear map from embeddings to output rows that explains the head's own rows best.
 """
 
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from treespec.heads.modules.base import DraftHead
 from treespec.protocols import History
+from treespec.tree.transfer import upload
 
 LEAST_EXPLAINED = 0.5
 """The share of the rows' variance that the map explains, from which on it is used."""
+MOST_FITTED = 8
+"""Rows per column of the embedding to which the map is fitted at most: more take longer and change it little."""
+
+
+class Vocabulary(NamedTuple):
+    """The target's ids of the tokens to draft from: the head's W, then n more with these output rows.
+
+    `is_absent` is True where a token is not in a row's own text, None for a single row.
+    """
+
+    ids: Int[Tensor, "_"]
+    rows: Float[Tensor, "_ H"] | None = None
+    is_absent: Bool[Tensor, "B 1 _"] | None = None
 
 
 class ContextVocabulary:
-    """The tokens that a call's drafts are chosen from.
+    """The tokens that drafts are chosen from, each row's from its own text.
 
     Which tokens there are depends on the committed text alone, and drafts are drawn from what is stored with them: the
     output's distribution is the target's, as with any vocabulary.
     """
 
-    def __init__(self, head: DraftHead, output_map: Float[Tensor, "_ H"], history: History) -> None:
-        """`output_map`: see `fit_output_map`; `history` grows with the call."""
-        self._head, self._map, self._history = head, output_map, history
+    def __init__(self, head: DraftHead) -> None:
+        self._head = head
+        self._fit()
+
+    def _fit(self) -> None:
+        self._weight = self._head.lm_head.weight.data
+        self._map = fit_output_map(self._head)
+        self._own = set() if self._map is None else set(self._head.target_ids.tolist())
+
+    def start(self, history: History) -> None:
+        """Begin a call, whose texts are `history`."""
+        weight = self._head.lm_head.weight
+        if (weight.data_ptr(), weight.dtype) != (self._weight.data_ptr(), self._weight.dtype):  # The head was moved.
+            self._fit()
+        self._history = history
         self.forget()
 
     def forget(self) -> None:
-        """Rows have left: their tokens are no longer drafted for the others."""
-        self._lengths = list[int]()
-        self._is_known = torch.zeros(self._head.config.vocab_size, dtype=torch.bool, device="cpu")
-        self._is_known[self._head.target_ids.cpu()] = True
-        self._ids = self._head.target_ids
-        self._rows = self._map.new_zeros(0, self._map.shape[1])
+        """Read the texts again: rows have left, or are in another order."""
+        self._lengths, self._columns, self._found = list[int](), dict[int, int](), set[tuple[int, int]]()
+        self._vocabulary = Vocabulary(self._head.target_ids)
 
-    def read(self) -> tuple[Int[Tensor, "_"], Float[Tensor, "_ H"]]:
-        """The target's ids of the draft's tokens, and the output rows of those that the head has not."""
-        history = self._history
-        if self._lengths == history.lengths:
-            return self._ids, self._rows
-        known = [*self._lengths, *[0] * (history.num_rows - len(self._lengths))]
-        self._lengths = [*history.lengths]
-        fresh = torch.cat([history.row(b)[start:] for b, start in enumerate(known)])
-        fresh = fresh[fresh < len(self._is_known)]
-        # One token stays out: proposals take a vocabulary of all tokens to be in the target's order.
-        fresh = fresh[~self._is_known[fresh]].unique()[: len(self._is_known) - 1 - len(self._ids)]
-        if len(fresh):
-            self._is_known[fresh] = True
-            added = fresh.to(self._ids.device)
-            self._ids = torch.cat([self._ids, added])
+    def read(self) -> Vocabulary:
+        """The vocabulary after the texts so far."""
+        if self._map is None or self._lengths == self._history.lengths:
+            return self._vocabulary
+        known = len(self._lengths), len(self._found)
+        self._read_texts()
+        if self._found and (len(self._lengths), len(self._found)) != known:
+            added = torch.tensor(list(self._columns), dtype=torch.int64, device="cpu")
+            is_absent = torch.ones(self._history.num_rows, 1, len(added), dtype=torch.bool, device="cpu")
+            for row, column in self._found:
+                is_absent[row, 0, column] = False
+            target_ids = self._head.target_ids
+            added, is_absent = upload(target_ids.device, added, is_absent)
             rows = self._head.embedding[added].to(self._map) @ self._map
-            self._rows = torch.cat([self._rows, rows])
-        return self._ids, self._rows
+            is_single = self._history.num_rows == 1
+            self._vocabulary = Vocabulary(torch.cat([target_ids, added]), rows, None if is_single else is_absent)
+        return self._vocabulary
+
+    def _read_texts(self) -> None:
+        history, size = self._history, self._head.config.vocab_size
+        known = [*self._lengths, *history.num_padding[len(self._lengths) :]]
+        self._lengths = [*history.lengths]
+        # One token stays out: proposals take a vocabulary of all tokens to be in the target's order.
+        room = size - 1 - len(self._own)
+        for row, start in enumerate(known):
+            for token in history.row(row)[start:].tolist():
+                is_lacking = token < size and token not in self._own
+                if is_lacking and (token in self._columns or len(self._columns) < room):
+                    self._found.add((row, self._columns.setdefault(token, len(self._columns))))
 
 
 def fit_output_map(head: DraftHead) -> Float[Tensor, "_ H"] | None:
-    """The map from embeddings to output rows; None: the head has all tokens, or a map explains little of its rows.
+    """The map from embeddings to output rows by least squares; None: the head has all tokens, too few or NaN, or a map
+    explains little of its rows.
 
-    Least squares makes predicted rows too short by the share of the variance that it does not explain (adjusted for the
-    number of rows), so they are divided by the other share.
+    Predicted rows are too short along the true ones, and so the logits of tokens that are due too low, by the share of
+    the variance that is not explained (adjusted for the number of rows): they are divided by the other share.
     """
-    rows, ids = head.lm_head.weight.detach().float(), head.target_ids
-    embedded = head.embedding[ids].float()
-    spare = len(ids) - embedded.shape[1] - 1
-    if len(ids) == head.config.vocab_size or spare <= 0:
+    ids, weight = head.target_ids, head.lm_head.weight.detach()
+    step = max(len(ids) // (MOST_FITTED * head.embedding.shape[1]), 1)
+    embedded, rows = head.embedding[ids[::step]].float(), weight[::step].float()
+    spare = len(rows) - embedded.shape[1] - 1
+    if len(ids) == head.config.vocab_size or spare <= 0 or weight.is_meta:
         return None
-    found = torch.linalg.lstsq(embedded, rows).solution
+    try:
+        found = torch.linalg.solve(embedded.T @ embedded, embedded.T @ rows)
+    except RuntimeError:  # A singular system, or a backend without the operator.
+        return None
     lost = (embedded @ found - rows).square().sum() / (rows - rows.mean(0)).square().sum()
-    explained = 1 - float(lost) * (len(ids) - 1) / spare
-    return (found / explained).to(head.lm_head.weight.dtype) if explained >= LEAST_EXPLAINED else None
+    explained = 1 - float(lost) * (len(rows) - 1) / spare  # NaN where weights are.
+    return (found / explained).to(weight.dtype) if explained >= LEAST_EXPLAINED else None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from treespec.drafters.base import single_nodes
 from treespec.heads.drafting.base import Head, HeadDrafter, head_proposal, level_depth
-from treespec.heads.drafting.context_vocabulary import ContextVocabulary, fit_output_map
+from treespec.heads.drafting.context_vocabulary import ContextVocabulary, Vocabulary
 from treespec.heads.drafting.unread_features import Pairs, take_columns
 from treespec.heads.modules.base import DraftHead
 from treespec.heads.modules.kv_cache import DraftingCache
@@ -29,7 +29,7 @@ class LevelDrafter(HeadDrafter[Head]):
     """The base of `Eagle`, `Eagle3` and `Mtp`, with a pass per level.
 
     Heads have `run`, from the outputs of the parents [B, F, Z] to [B, F, Z]; and `fuse` and `read`, or a drafter that
-    feeds and reads them otherwise.
+    feeds and reads them otherwise. `read` of a `DraftHead` takes further output rows, see `ContextVocabulary`.
 
     Axis letters: Z the width of what a pass gives per token, J layers with a mask of their own.
     """
@@ -39,14 +39,13 @@ class LevelDrafter(HeadDrafter[Head]):
 
     def __init__(self, head: Head, hidden_layers: Sequence[int], max_length: int | None = None) -> None:
         super().__init__(head, hidden_layers, max_length)
-        self._output_map = fit_output_map(head) if isinstance(head, DraftHead) else None
+        self._context = ContextVocabulary(head) if isinstance(head, DraftHead) else None
 
     def start(self, session: Session) -> None:
         """See `HeadDrafter`."""
         super().start(session)
-        head: Any = self.head
-        found, history = self._output_map, session.history
-        self._context = None if found is None else ContextVocabulary(head, found, history)
+        if self._context is not None:
+            self._context.start(session.history)
 
     def select_rows(self, rows: Sequence[int]) -> None:
         super().select_rows(rows)
@@ -69,17 +68,30 @@ class LevelDrafter(HeadDrafter[Head]):
         return head.fuse(states)
 
     def _read(self, states: Float[Tensor, "B F Z"], frontier: Frontier) -> tuple[Tensor, Tensor]:
-        """Logits [B, F, W] after nodes, and what their children read [B, F, Z], of the outputs of a pass."""
+        """Logits [B, F, W + n] after nodes, and what their children read [B, F, Z], of the outputs of a pass."""
+        return self._read_all(states)
+
+    def _read_all(self, states: Float[Tensor, "B F Z"]) -> tuple[Tensor, Tensor]:
+        """The same by the head's `read`, with the texts' tokens."""
         head: Any = self.head
-        return head.read(states, self._vocabulary[1])
+        vocabulary = self._vocabulary
+        if vocabulary.rows is None:
+            return head.read(states)
+        logits, outputs = head.read(states, vocabulary.rows)
+        if vocabulary.is_absent is not None:
+            logits[..., -len(vocabulary.rows) :].masked_fill_(vocabulary.is_absent, -torch.inf)
+        return logits, outputs
 
     def _propose(self, logits: Tensor, frontier: Frontier | None) -> Proposal:
-        return head_proposal(self._session, self._vocabulary[0], logits, frontier)
+        return head_proposal(self._session, self._ids_of(logits), logits, frontier)
+
+    def _ids_of(self, logits: Float[Tensor, "B F _"]) -> Int[Tensor, "_"]:
+        """The target's ids of the logits' tokens; a drafter that reads its head otherwise has the head's own alone."""
+        return self._vocabulary.ids[: logits.shape[-1]]
 
     @property
-    def _vocabulary(self) -> tuple[Int[Tensor, "_"], Float[Tensor, "_ H"] | None]:
-        """The target's ids of the tokens to draft from, and the output rows of those that the head has not, if any."""
-        return (self.head.target_ids, None) if self._context is None else self._context.read()
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.head.target_ids) if self._context is None else self._context.read()
 
     @torch.no_grad()
     def propose(self, max_depth: int) -> TreeBatch:

@@ -31,9 +31,8 @@ class PEagle(Eagle3):
             outputs = self._catch_up()
             if depth > 1:
                 outputs = torch.cat([outputs, self._run_masks(depth - 1)], 1)
-            ids, rows = self._vocabulary
-            logits, _ = self.head.read(outputs, rows)
-            return DepthDrafts(self._session, ids, logits).grow(depth)
+            logits, _ = self._read_all(outputs)
+            return DepthDrafts(self._session, self._ids_of(logits), logits).grow(depth)
 
     def _run_masks(self, count: int) -> Float[Tensor, "B M H"]:
         """The head's outputs at this many mask tokens after the roots."""
