@@ -68,16 +68,20 @@ class ContextVocabulary:
         known = len(self._lengths), len(self._found)
         self._read_texts()
         if self._found and (len(self._lengths), len(self._found)) != known:
-            added = torch.tensor(list(self._columns), dtype=torch.int64, device="cpu")
-            is_absent = torch.ones(self._history.num_rows, 1, len(added), dtype=torch.bool, device="cpu")
-            for row, column in self._found:
-                is_absent[row, 0, column] = False
-            target_ids = self._head.target_ids
-            added, is_absent = upload(target_ids.device, added, is_absent)
-            rows = self._head.embedding[added].to(self._map) @ self._map
-            is_single = self._history.num_rows == 1
-            self._vocabulary = Vocabulary(torch.cat([target_ids, added]), rows, None if is_single else is_absent)
+            self._vocabulary = self._extended(self._map)
         return self._vocabulary
+
+    def _extended(self, output_map: Float[Tensor, "_ H"]) -> Vocabulary:
+        """The vocabulary with all columns; the rows that it has already stay."""
+        ids, known, _ = self._vocabulary
+        known = output_map.new_zeros(0, output_map.shape[1]) if known is None else known
+        fresh = torch.tensor([*self._columns][len(known) :], dtype=torch.int64, device="cpu")
+        is_absent = torch.ones(self._history.num_rows, 1, len(self._columns), dtype=torch.bool, device="cpu")
+        row, column = torch.tensor([*self._found], device="cpu").T
+        is_absent[row, 0, column] = False
+        added, is_absent = upload(ids.device, fresh, is_absent)
+        rows = torch.cat([known, self._head.embedding[added].to(output_map) @ output_map])
+        return Vocabulary(torch.cat([ids, added]), rows, is_absent if len(is_absent) > 1 else None)
 
     def _read_texts(self) -> None:
         history, size = self._history, self._head.config.vocab_size
