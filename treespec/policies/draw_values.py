@@ -15,9 +15,9 @@ from treespec.tree import IID, SELECTED
 ACCEPTANCE, VISIT = "acceptance", "visit"
 
 FIRST_ACCEPTED, LATER_ACCEPTED, CERTAINTY = 0.36, 0.13, 1.2
-"""See `acceptance_values`; fitted to 14,505 nodes of trees that the shipped head drew at T = 1. Merged with warm lookups,
-trees of 8 accept 1.71 tokens with them at T = 0.6, 1.60 with c + (1 - c) q, c = 0.4^(r + 1), which hoped for too much
-of later siblings."""
+"""See `acceptance_values`; fitted to 14,505 nodes of trees that the shipped head drew at T = 1. Merged with warm
+lookups, trees of 8 accept 1.71 tokens with them at T = 0.6, 1.60 with c + (1 - c) q, c = 0.4^(r + 1), which hoped for
+too much of later siblings."""
 
 
 class DrawValues(NamedTuple):
