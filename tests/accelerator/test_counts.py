@@ -14,6 +14,8 @@ FIXED_LAUNCHES, LEVEL_LAUNCHES = 60, 12
 """Launches of a fixed shape or a lookup, and of a level of an adaptive tree."""
 STEP_LAUNCHES = {"greedy": 6, "sampled": 42}
 """Besides those of its levels: what samples computes distributions and walks up from the leaves."""
+TEXT_LAUNCHES = 3
+"""More per level, of a head that also drafts the texts' tokens."""
 NUM_TOKENS = 32
 """Tokens of every row: means over fewer depend on the draws."""
 ROWS_LEAVE = 0.5
@@ -22,6 +24,7 @@ QUICK = (
     "draft model, tree of 8, greedy",
     "both merged, tree of 8, sampled, top-p and penalty",
     "EAGLE-3, tree of 8, greedy",
+    "EAGLE-3 and tokens of the text, tree of 8, greedy",
 )
 
 
@@ -47,6 +50,7 @@ def test_waits_and_launches_are_few(case: Any) -> None:
     assert row["reads"] + row["uploads"] <= waiting_levels + 2 + ROWS_LEAVE
     own = STEP_LAUNCHES["sampled" if "sampled" in name else "greedy"]
     limit = own + LEVEL_LAUNCHES * row["levels"] if is_adaptive else FIXED_LAUNCHES
+    limit += TEXT_LAUNCHES * row["levels"] * ("tokens of the text" in name)
     assert row["launches"] - row["launches of processors"] <= limit
 
 

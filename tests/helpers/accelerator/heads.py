@@ -29,16 +29,21 @@ def head_cases(settings: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Calla
                 )
 
 
-def eagle3() -> Eagle3:
-    """With a reduced vocabulary."""
+def eagle3(is_mapped: bool = False) -> Eagle3:
+    """With a reduced vocabulary; `is_mapped`: output rows are a map of embeddings, so texts' tokens are drafted too."""
     made = eagle3_files.shape(hidden=32, extras=("embedding",))
     with TemporaryDirectory() as folder:
         files = eagle3_files.write(folder, made, eagle3_files.random_tensors(made), SPECULATORS)
-        return Eagle3(build_head(read_checkpoint(files)), made["hidden_layers"])
+        head = build_head(read_checkpoint(files))
+    if is_mapped:
+        mixed = torch.randn(32, 32, generator=torch.Generator().manual_seed(4)) / 8
+        head.lm_head.weight.data = head.embedding[head.target_ids] @ mixed
+    return Eagle3(head, made["hidden_layers"])
 
 
 DRAFTERS: dict[str, Callable[[], Any]] = {
     "EAGLE-3": eagle3,
+    "EAGLE-3 and tokens of the text": lambda: eagle3(is_mapped=True),
     # Nodes of a depth share a distribution.
     "DFlash": lambda: DFlash(dflash_files.random_head(dflash_files.shape(block=5, draft_vocab=64)), (1, 2)),
     "DSpark": lambda: DFlash(dflash_files.random_head(dflash_files.dspark(block=4, draft_vocab=64)), (1, 2)),
