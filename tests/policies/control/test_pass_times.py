@@ -42,6 +42,20 @@ def test_what_slows_the_machine_changes_milliseconds_and_no_ratio():
     assert ms(times, 16) / ms(times, 1) == pytest.approx(before, rel=0.02)
 
 
+def test_the_noisier_the_times_the_longer_the_prior_counts():
+    """Passes over eight tokens take twice a prior's surplus; half of the noisy times are too long, half too short."""
+    truth, found = {1: 30.0, 8: 30.0 * (1 + 2 * (ON_HOST[8] - 1))}, []
+    for noise in ((1.0, 1.0), (0.75, 1.25)):
+        times = PassTimes()
+        for number in range(24):
+            tokens = 8 if number // 2 % 2 else 1
+            times.update(tokens, 1, 0, noise[number % 2] * truth[tokens])
+        found.append(ms(times, 8) / ms(times, 1))
+    calm, shaken = found
+    assert calm == pytest.approx(truth[8] / 30.0, rel=0.02)
+    assert ON_HOST[8] < shaken < 0.97 * calm
+
+
 def test_a_curve_goes_on_along_its_last_slope_and_never_falls():
     times = PassTimes({1: 30.0, 4: 50.0, 16: 46.0, 32: 62.0})
     assert [ms(times, n) for n in (1, 4, 16, 32, 64)] == pytest.approx([30.0, 46.0, 46.0, 62.0, 94.0])

@@ -18,8 +18,11 @@ ON_ACCELERATOR = {1: 1.0, 2: 1.16, 64: 1.2}
 """A pass's time by tokens over one token's, where none was measured: on hosts between two machines' (1.3 and 1.9 at
 16), so that first calls take trees of 8 (results/peers/first.md); on an accelerator an 8B model's
 (results/accelerator.md)."""
-KNOWN_UNITS, GUESSED_UNITS = (0.3, 0.2, 0.01, 0.3, 1.0), (100.0, 100.0, 100.0, 100.0, 3.0)
+KNOWN_UNITS, GUESSED_UNITS = (0.03, 0.02, 0.001, 0.03, 0.1), (0.5, 1.0, 0.5, 0.5, 0.5)
 """See `Times`: of measured curves and accelerators, whose passes are flat; and of hosts, whose passes may be steep."""
+FIRST_ERROR, FIRST_ERRORS, LEAST_ERROR = 0.1, 4.0, 0.01
+"""The relative error that is expected before any is known, for how many it counts, and the least: on a busy machine
+errors are larger, and the prior counts for longer. First calls gain 3 % in replays, later ones choose the same."""
 FORGETTING = 0.99
 """The factor on the weight of all earlier observations at every new one."""
 SCALE_STEPS = 9
@@ -36,11 +39,12 @@ MANY_UNREAD = 16
 class Times:
     """A time: a scale, the median of the latest, times a sum of features with coefficients that are never negative.
 
-    The coefficients are found by ridge regression on relative errors, recent ones weighted more.
+    The coefficients are found by ridge regression on relative errors, recent ones weighted more. The penalty is that of
+    a normal prior: it grows with the variance of the errors so far.
 
     Args:
         prior: the coefficients before anything was observed.
-        units: by how much each may well be off; such an error counts for one observation.
+        units: by how much each may well be off.
         least: the least time that is predicted, without the scale.
         scale: the first one, which counts for two times, as a process's first are slow; None: the first time says it.
     """
@@ -50,6 +54,8 @@ class Times:
     ) -> None:
         self.coefficients, precision, self.least = np.array(prior), 1 / np.square(units), least
         self._pull = np.column_stack([np.diag(precision), precision * self.coefficients])
+        self._errors = FIRST_ERRORS * np.array([FIRST_ERROR**2, 1.0])
+        """The sum of squares of relative errors, and their number."""
         self._sums = np.zeros_like(self._pull)
         """[f, f + 1]: products of the features with each other and, last, with the values."""
         self.scale, self.latest = scale or 1.0, deque([scale] * 2 if scale else (), maxlen=SCALE_STEPS)
@@ -64,10 +70,12 @@ class Times:
         self.latest.append(max(time, 1e-6) / expected)
         self.scale = median_low(self.latest)  # The lower of two, as a process's first times are long.
         value = min(max(time / self.scale, expected / MOST_ERROR), MOST_ERROR * expected)
+        self._errors = FORGETTING * self._errors + np.array([(value / expected - 1) ** 2, 1.0])
         observed = np.array([*features, value]) / expected
         self._sums = FORGETTING * self._sums + observed[:-1, None] * observed
+        variance = max(self._errors[0] / self._errors[1], LEAST_ERROR**2)
         # Without the features whose coefficients would be negative.
-        sums, used = self._sums + self._pull, np.arange(len(features))
+        sums, used = self._sums + self._pull * variance, np.arange(len(features))
         while (found := np.linalg.solve(sums[np.ix_(used, used)], sums[used, -1])).min(initial=0.0) < 0:
             used = used[found >= 0]
         self.coefficients = np.zeros(len(features))
@@ -125,7 +133,7 @@ class DraftTimes(Times):
     """
 
     def __init__(self, pass_share: float = 0.0, token_share: float = 0.0) -> None:
-        super().__init__((0.01, pass_share, 0.0005), (1.0, 6 * pass_share or 0.002, 0.03), LEAST_DRAFT, 1.0)
+        super().__init__((0.01, pass_share, 0.0005), (0.3, 2 * pass_share or 0.001, 0.01), LEAST_DRAFT, 1.0)
         self._reading = deque([token_share] * 2, maxlen=3)  # By token. Lookups, and some drafters, read in no time.
 
     def predict(self, num_levels: Num[np.ndarray, "C"], num_nodes: Int[np.ndarray, "C"]) -> Float[np.ndarray, "C"]:
