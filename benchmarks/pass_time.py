@@ -26,6 +26,7 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
 import treespec
+from benchmarks.common.estimates import ratio
 from benchmarks.common.settings import RESULTS, load_average, markdown_table, parser, publish, settings
 from treespec import tree_attention_mask
 from treespec.cpu import prepack_linears
@@ -143,7 +144,7 @@ def report(data: dict) -> str:
             + ".\n"
         )
         rows = [
-            [size, name, *(quartiles(by_nodes[n]) for n in by_nodes), ratio(by_nodes)]
+            [size, name, *map(quartiles, by_nodes.values()), f"{ratio(by_nodes[16], by_nodes[1]).value:.2f}"]
             for name, by_context in found["times_ms"].items()
             for size, by_nodes in by_context.items()
         ]
@@ -156,11 +157,6 @@ def report(data: dict) -> str:
 def quartiles(times: list[float]) -> str:
     low, middle, high = statistics.quantiles(times, n=4)
     return f"{middle:.1f} ({low:.1f} to {high:.1f})"
-
-
-def ratio(by_nodes: dict) -> str:
-    many, one = by_nodes[16], by_nodes[1]
-    return f"{statistics.median(a / b for a, b in zip(many, one, strict=True)):.2f}"
 
 
 def main() -> None:

@@ -4,24 +4,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from treespec.lab.measure.estimates import RESAMPLES, Estimate, bootstrap
-
-Floats = Sequence[float] | np.ndarray
+from treespec.lab.measure.paired import Estimate, Floats, bootstrap, ratios
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
     """The median paired ratio."""
-    return bootstrap(np.divide(above, below).tolist(), np.median)
+    return bootstrap(ratios(above, below), np.median)
 
 
 def quotient(above: Floats, below: Floats, groups: Sequence[int] | None = None) -> Estimate:
     """The quotient of sums, such as all tokens by all passes; pairs are drawn, or the groups that they are in."""
-    pairs = np.array([above, below], dtype=float)
+    pairs = np.stack([above, below], axis=-1)
     if groups is not None:
-        pairs = np.stack([pairs[:, np.equal(groups, group)].sum(1) for group in np.unique(groups)], axis=1)
-    picks = np.random.default_rng(0).integers(0, pairs.shape[1], (RESAMPLES, pairs.shape[1]))
-    low, high = np.percentile(np.divide(*pairs[:, picks].sum(-1)), [2.5, 97.5])
-    return Estimate(float(np.divide(*pairs.sum(-1))), float(low), float(high))
+        pairs = np.stack([pairs[np.equal(groups, group)].sum(0) for group in np.unique(groups)])
+    return bootstrap(pairs, lambda drawn, axis: np.divide(*drawn.sum(axis).T))
 
 
 def cross_fitted(candidates: dict[str, Sequence[float]], num_folds: int = 4) -> tuple[list[float], list[str]]:

@@ -16,8 +16,7 @@ from benchmarks.common.estimates import ratio
 from benchmarks.common.prompts import SPEED_BENCH
 from benchmarks.common.settings import markdown_table, settings_lines
 from benchmarks.peers.contestants import AUTO, COMPILED, OPTIMIZED, PLAIN, RANDOM, WORDS, title, tree_name
-from treespec.lab.measure.estimates import Estimate, bootstrap
-from treespec.lab.measure.paired import Run
+from treespec.lab.measure.paired import Estimate, Run, bootstrap
 from treespec.viz import ACCEPTED, NEXT_EDGE, REFERENCE
 
 TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.common.estimates import cross_fitted
 from benchmarks.common.settings import markdown_table, settings_lines
 from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES
-from treespec.lab.measure.estimates import difference
+from treespec.lab.measure.paired import difference
 
 Lengths = dict[str, dict[int, list[float]]]
 """Acceptance lengths by policy and drafted tokens, one number per prompt."""

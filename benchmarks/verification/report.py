@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.common.estimates import quotient
 from benchmarks.common.settings import markdown_table
-from treespec.lab.measure.estimates import Estimate
+from treespec.lab.measure.paired import Estimate
 from treespec.verification import RULES
 
 BOUND = "bound"

@@ -20,7 +20,7 @@ from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES, measurin
 from benchmarks.tree_vs_chain.replay import RecordedScorer, replay
 from treespec import DraftModel, Merge, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.hf import TreeScorer
-from treespec.lab.measure.estimates import bootstrap, difference
+from treespec.lab.measure.paired import bootstrap, difference
 from treespec.policies import BestFirst
 
 TABLE = [[0.5, 0.2, 0.1], [0.4, 0.2], [0.3], [0.3], [0.3]]

@@ -24,14 +24,14 @@ def native(library):
 
 
 def states(num_rows=2, num_heads=6, num_groups=2, num_nodes=5, num_slots=23, size=64):
-    """Queries as a model has them, keys and values as a room has them, and a mask in which every node sees a slot."""
+    """Queries as a model has them, keys and values as a buffer has them, and a mask in which every node sees a slot."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(num_rows, num_nodes, num_heads, size, generator=generator).transpose(1, 2)
-    rooms = torch.randn(2, num_rows, num_groups, num_slots + 9, size, generator=generator)[..., :num_slots, :]
+    buffers = torch.randn(2, num_rows, num_groups, num_slots + 9, size, generator=generator)[..., :num_slots, :]
     is_seen = torch.rand(num_rows, 1, num_nodes, num_slots, generator=generator) > 0.4
     is_seen[..., 0] = True
     mask = torch.zeros(is_seen.shape).masked_fill_(~is_seen, -torch.inf)
-    return query, *rooms, mask
+    return query, *buffers, mask
 
 
 def expected(query, key, value, mask, scale):

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
@@ -33,6 +34,8 @@ from treespec.verification import get_rule
 
 FORMAT, VERSION = "treespec setting", 1
 PLAIN, AUTO = "plain", "auto"
+_names: WeakKeyDictionary[TreeSpeculation, tuple[str, ...]] = WeakKeyDictionary()
+"""The drafters' names of what `load_setting` returned, which `save_setting` writes again."""
 
 
 @dataclass(frozen=True)
@@ -226,12 +229,6 @@ def _listed(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
-class _Loaded(TreeSpeculation):
-    """The result of `load_setting`: it knows the names of its drafters, which `save_setting` writes again."""
-
-    drafter_names: tuple[str, ...]
-
-
 def load_setting(path: str | os.PathLike[str], model: PreTrainedModel, **options: Any) -> TreeSpeculation:
     """Speculation by a setting that `treespec tune` or `save_setting` wrote.
 
@@ -251,8 +248,8 @@ def load_setting(path: str | os.PathLike[str], model: PreTrainedModel, **options
     setting.check_fits(model)
     drafters = named_drafters(setting.drafters, model, options.get("tokenizer"), setting.model)
     options |= {"tree": setting.policy(), "verification": setting.rule}
-    speculation = _Loaded(setting.merged(drafters), **options)
-    speculation.drafter_names = setting.drafters
+    speculation = TreeSpeculation(setting.merged(drafters), **options)
+    _names[speculation] = setting.drafters
     return speculation
 
 
@@ -287,7 +284,7 @@ def save_setting(
             "the settings that this name stands for; register yours, RULES.register('mine', rule), to give it one"
         )
     if drafters is None:
-        drafters = speculation.drafter_names if isinstance(speculation, _Loaded) else drafter_names(options.drafter)
+        drafters = _names.get(speculation) or drafter_names(options.drafter)
     name = Path(str(model.config._name_or_path or type(model).__name__)).name
     limit = options.drafter.num_nodes if isinstance(options.drafter, Merge) else None
     names, sizes = _check_names(drafters), model_sizes(model)

@@ -26,10 +26,10 @@ def module():
 def states(num_rows=2, num_nodes=5, num_keys=23, dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(num_rows, num_nodes, 6, 8, generator=generator).transpose(1, 2)
-    room = torch.randn(2, num_rows, 2, 40, 8, generator=generator)[..., :num_keys, :]
+    buffers = torch.randn(2, num_rows, 2, 40, 8, generator=generator)[..., :num_keys, :]
     mask = torch.rand(num_rows, 1, num_nodes, num_keys, generator=generator) > 0.4
     mask[..., 0] = True
-    return query.to(dtype), *room.to(dtype), mask
+    return query.to(dtype), *buffers.to(dtype), mask
 
 
 def run_folded(*args, **kwargs):

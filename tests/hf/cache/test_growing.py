@@ -66,7 +66,7 @@ def test_equals_a_dynamic_layer(name):
         assert ours.get_mask_sizes(3) == theirs.get_mask_sizes(3)
 
 
-def test_rooms_grow_by_a_quarter():
+def test_buffers_grow_by_a_quarter():
     layer, sizes = GrowingLayer(), set()
     for _ in range(2000):
         layer.update(*fresh(1))
@@ -124,7 +124,7 @@ def test_layers_of_a_cache_are_exchanged_and_back():
     use_dynamic_layers(cache)
     assert [type(layer) for layer in cache.layers] == [DynamicLayer, DynamicLayer]
     assert cache.layers[0].keys.shape[-2] == 5
-    assert "_rooms" not in vars(cache.layers[0])
+    assert "_buffers" not in vars(cache.layers[0])
     cache.update(*fresh(2), 2)
     assert type(cache.layers[2]) is DynamicLayer
 

@@ -123,7 +123,7 @@ def test_storage_does_not_grow_beyond_the_text_one_tree_and_the_spare_room():
     states = [states for layer in scorer.cache.layers for states in (layer.keys, layer.values) if states is not None]
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in states}
     per_slot = sum(one[:, :, :1].numel() * one.element_size() for one in states)
-    # A room may stem from when an eighth of the slots were holes.
+    # A buffer may stem from when an eighth of the slots were holes.
     num_used = (scorer._state.num_slots + 16 + 8) * 8 / 7
     assert sum(storages.values()) <= per_slot * (1.25 * num_used + LEAST_SPARE)
 

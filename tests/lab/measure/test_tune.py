@@ -8,8 +8,7 @@ from helpers.tiny import prompt, tiny_llama
 from treespec.errors import UnsupportedModelError
 from treespec.lab.measure import tune as module
 from treespec.lab.measure.candidates import Candidate, Limits, pick
-from treespec.lab.measure.estimates import Estimate
-from treespec.lab.measure.paired import Bench
+from treespec.lab.measure.paired import Bench, Estimate
 from treespec.lab.measure.tune import Forecast, drafter_sets, tune
 from treespec.lab.named import named_drafters
 from treespec.lab.pass_times import Profile
@@ -18,8 +17,7 @@ from treespec.lab.setting import Setting
 
 def candidate(tree, speeds, step_ms=20.0, is_right=True):
     mean = math.prod(speeds) ** (1 / len(speeds))
-    logs = [math.log(speed) for speed in speeds]
-    return Candidate(Setting(("suffix",), tree), Estimate(mean, mean, mean), logs, 1.0, 1.0, step_ms, is_right)
+    return Candidate(Setting(("suffix",), tree), Estimate(mean, mean, mean), speeds, 1.0, 1.0, step_ms, is_right)
 
 
 def picked(*candidates, limits=Limits()):  # noqa: B008

@@ -18,13 +18,13 @@ LEAST_SPARE = 32
 """A full buffer grows by a quarter, at least by this many slots: on average a slot is copied five times at most."""
 
 
-class Rooms(NamedTuple):
-    """A layer's buffers for keys and values [B, G, num_room, d]."""
+class Buffers(NamedTuple):
+    """A layer's buffers for keys and values [B, G, capacity, d]."""
 
-    keys: Float[Tensor, "B G num_room d"]
-    values: Float[Tensor, "B G num_room _"]
+    keys: Float[Tensor, "B G capacity d"]
+    values: Float[Tensor, "B G capacity _"]
     shared: object = None
-    """The `SharedRooms` that these buffers, and those of a cache's other layers, are slices of; None: its own."""
+    """The `SharedBuffers` that these buffers, and those of a cache's other layers, are slices of; None: its own."""
 
     def hold(self, keys: Float[Tensor, "..."], values: Float[Tensor, "..."]) -> bool:
         """Whether keys and values are the first slots of these buffers."""
@@ -47,9 +47,9 @@ class GrowingLayer(DynamicLayer):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.rooms: Rooms | None = None
+        self.buffers: Buffers | None = None
         self._known: tuple[Any, Any] = None, None
-        """Keys and values as `lie_in` made them."""
+        """Keys and values as `use` made them."""
 
     def update(
         self, key_states: Float[Tensor, "B G F d"], value_states: Float[Tensor, "B G F _"], *args: Any, **kwargs: Any
@@ -63,50 +63,50 @@ class GrowingLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
         held, count = cast(Tensor, self.keys), key_states.shape[-2]
         start = held.shape[-2] if held.ndim == key_states.ndim else 0  # Empty ones have one axis.
-        rooms = self.rooms
-        if rooms is None or not self.lies_in_rooms or not rooms.fit(key_states, value_states, start + count):
-            rooms = self._new_rooms(key_states, value_states, start)
-        rooms.keys.narrow(-2, start, count).copy_(key_states)
-        rooms.values.narrow(-2, start, count).copy_(value_states)
-        return self.lie_in(rooms, start + count)
+        buffers = self.buffers
+        if buffers is None or not self.is_in_buffers or not buffers.fit(key_states, value_states, start + count):
+            buffers = self._new_buffers(key_states, value_states, start)
+        buffers.keys.narrow(-2, start, count).copy_(key_states)
+        buffers.values.narrow(-2, start, count).copy_(value_states)
+        return self.use(buffers, start + count)
 
     @property
-    def lies_in_rooms(self) -> bool:
+    def is_in_buffers(self) -> bool:
         """Whether keys and values are the first slots of the layer's buffers."""
         keys, values = cast(Tensor, self.keys), cast(Tensor, self.values)
-        if self.rooms is None:
+        if self.buffers is None:
             return False
         # Every layer of every pass asks; mostly nobody else touched them.
-        return (keys is self._known[0] and values is self._known[1]) or self.rooms.hold(keys, values)
+        return (keys is self._known[0] and values is self._known[1]) or self.buffers.hold(keys, values)
 
     def has_room(self, num_slots: int) -> bool:
         """Whether what is held can grow to this many slots without a copy."""
-        return self.rooms is not None and num_slots <= self.rooms.keys.shape[2] and self.lies_in_rooms
+        return self.buffers is not None and num_slots <= self.buffers.keys.shape[2] and self.is_in_buffers
 
-    def lie_in(self, rooms: Rooms, num_slots: int) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G S _"]]:
+    def use(self, buffers: Buffers, num_slots: int) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G S _"]]:
         """Hold the first slots of these buffers; returns keys and values."""
-        self.rooms = rooms
-        self._known = rooms.keys.narrow(-2, 0, num_slots), rooms.values.narrow(-2, 0, num_slots)
+        self.buffers = buffers
+        self._known = buffers.keys.narrow(-2, 0, num_slots), buffers.values.narrow(-2, 0, num_slots)
         self.keys, self.values = self._known
         return self._known
 
-    def _new_rooms(self, keys: Float[Tensor, "B G F d"], values: Float[Tensor, "B G F _"], num_held: int) -> Rooms:
+    def _new_buffers(self, keys: Float[Tensor, "B G F d"], values: Float[Tensor, "B G F _"], num_held: int) -> Buffers:
         """Buffers for what is held, which is copied there, and for states like these after it."""
-        num_slots = room_for(num_held + keys.shape[-2])
-        rooms = Rooms(*(like.new_empty(*like.shape[:2], num_slots, like.shape[-1]) for like in (keys, values)))
+        num_slots = capacity_for(num_held + keys.shape[-2])
+        buffers = Buffers(*(like.new_empty(*like.shape[:2], num_slots, like.shape[-1]) for like in (keys, values)))
         if num_held:
-            rooms.keys.narrow(-2, 0, num_held).copy_(cast(Tensor, self.keys))
-            rooms.values.narrow(-2, 0, num_held).copy_(cast(Tensor, self.values))
-        return rooms
+            buffers.keys.narrow(-2, 0, num_held).copy_(cast(Tensor, self.keys))
+            buffers.values.narrow(-2, 0, num_held).copy_(cast(Tensor, self.values))
+        return buffers
 
     def reset(self) -> None:
         super().reset()
-        self.rooms, self._known = None, (None, None)
+        self.buffers, self._known = None, (None, None)
 
     def __copy__(self) -> GrowingLayer:
         """A layer that holds the same tokens and allocates its own buffer when it grows."""
         twin = GrowingLayer()
-        vars(twin).update(_without_rooms(self))  # Sharing rooms, both would write to the same slots.
+        vars(twin).update(_without_buffers(self))  # Sharing buffers, both would write to the same slots.
         return twin
 
 
@@ -126,31 +126,31 @@ def _replace_layers(cache: Cache, old: type[DynamicLayer], new: type[DynamicLaye
     for number, layer in enumerate(cache.layers):
         if type(layer) is old:
             cache.layers[number] = new()
-            vars(cache.layers[number]).update(_without_rooms(layer))
+            vars(cache.layers[number]).update(_without_buffers(layer))
 
 
-def _without_rooms(layer: object) -> dict[str, Any]:
+def _without_buffers(layer: object) -> dict[str, Any]:
     """A layer's attributes without those of `GrowingLayer`."""
-    return {name: value for name, value in vars(layer).items() if name not in ("rooms", "_known")}
+    return {name: value for name, value in vars(layer).items() if name not in ("buffers", "_known")}
 
 
-def room_for(num_slots: int) -> int:
+def capacity_for(num_slots: int) -> int:
     """The slots of a new buffer."""
     return num_slots + max(num_slots // 4, LEAST_SPARE)
 
 
-def _is_start(held: Float[Tensor, "..."], room: Float[Tensor, "B G num_room d"]) -> bool:
+def _is_start(held: Float[Tensor, "..."], buffer: Float[Tensor, "B G capacity d"]) -> bool:
     """Whether states are the first slots of a buffer, of all its rows and heads."""
-    is_alike = _are_alike(held, room) and held.dtype == room.dtype
-    return is_alike and held.data_ptr() == room.data_ptr() and held.stride() == room.stride()
+    is_alike = _are_alike(held, buffer) and held.dtype == buffer.dtype
+    return is_alike and held.data_ptr() == buffer.data_ptr() and held.stride() == buffer.stride()
 
 
-def _are_alike(states: Float[Tensor, "..."], room: Float[Tensor, "B G num_room d"]) -> bool:
+def _are_alike(states: Float[Tensor, "..."], buffer: Float[Tensor, "B G capacity d"]) -> bool:
     """Whether these differ in the number of slots alone."""
-    shape, other = states.shape, room.shape
+    shape, other = states.shape, buffer.shape
     return len(shape) == 4 and shape[0] == other[0] and shape[1] == other[1] and shape[3] == other[3]
 
 
-def is_writable(room: Float[Tensor, "..."]) -> bool:
+def is_writable(buffer: Float[Tensor, "..."]) -> bool:
     """PyTorch forbids writing into tensors of inference mode outside of it."""
-    return torch.is_inference_mode_enabled() or not room.is_inference()
+    return torch.is_inference_mode_enabled() or not buffer.is_inference()

@@ -16,7 +16,7 @@ from treespec.errors import ContextFullError, TreespecError
 from treespec.hf.attention.mask import CachedSlots
 from treespec.hf.cache.caches import FilledLayer, check_cache, filled_layers
 from treespec.hf.cache.growing import GrowingLayer
-from treespec.hf.cache.shared_rooms import make_room, select_rows, stacked_states
+from treespec.hf.cache.shared_buffers import make_room, select_rows, stacked_states
 from treespec.tree import pad_rows
 from treespec.tree.transfer import upload
 
@@ -193,8 +193,8 @@ def _cut(layers: Sequence[FilledLayer], end: int) -> None:
             layer.cumulative_length.fill_(end)  # In place: compiled passes have recorded its address.
         elif layer.keys.shape[-2] <= end:
             continue
-        elif isinstance(layer, GrowingLayer) and layer.rooms is not None and layer.lies_in_rooms:
-            layer.lie_in(layer.rooms, end)
+        elif isinstance(layer, GrowingLayer) and layer.buffers is not None and layer.is_in_buffers:
+            layer.use(layer.buffers, end)
         else:
             layer.keys = layer.keys.narrow(-2, 0, end)
             layer.values = layer.values.narrow(-2, 0, end)

@@ -188,7 +188,7 @@ class HybridLayer(StateLayer, LinearAttentionAndFullAttentionLayer, GrowingLayer
 
     def __init__(self, number_of_states: int = 1, **kwargs: Any) -> None:
         StateLayer.__init__(self, number_of_states, **kwargs)
-        self.rooms, self._known = None, (None, None)
+        self.buffers, self._known = None, (None, None)
 
 
 _LAYERS: dict[type, Callable[[int], Any]] = {

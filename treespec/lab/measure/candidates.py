@@ -8,8 +8,7 @@ from statistics import median
 from typing import Any
 
 from treespec.engine.stats import SpeculationStats
-from treespec.lab.measure.estimates import Estimate, bootstrap
-from treespec.lab.measure.paired import Runs, log_speeds, ms_per_token, tokens_per_pass
+from treespec.lab.measure.paired import Estimate, Runs, mean_ratio, ms_per_token, paired_speeds, ratios, tokens_per_pass
 from treespec.lab.setting import AUTO, Setting
 
 
@@ -36,13 +35,13 @@ NO_LIMITS = Limits()
 class Candidate:
     """A way that was measured in pairs.
 
-    `speed`: times plain decoding, the geometric mean over prompts and rounds; `log_speeds`: one by one. `step_ms`: the
-    mean of its steps, prefill left out. `is_right`: greedy outputs are plain's.
+    `speed`: times plain decoding, the geometric mean over prompts and rounds; `speeds`: one by one. `step_ms`: the mean
+    of its steps, prefill left out. `is_right`: greedy outputs are plain's.
     """
 
     way: Setting
     speed: Estimate
-    log_speeds: list[float]
+    speeds: list[float]
     ms_per_token: float
     tokens_per_pass: float
     step_ms: float
@@ -56,12 +55,12 @@ class Candidate:
 
 def make_candidate(way: Setting, runs: Runs, stats: Sequence[SpeculationStats], is_right: bool) -> Candidate:
     """A candidate's numbers from its paired runs and its statistics."""
-    logs = list(chain.from_iterable(log_speeds(runs, way.name)))
+    speeds = list(chain.from_iterable(paired_speeds(runs, way.name)))
     seconds = sum(sum(one.seconds.values()) - one.seconds["prefill"] for one in stats)
     return Candidate(
         way=way,
-        speed=Estimate(*map(math.exp, bootstrap(logs))),
-        log_speeds=logs,
+        speed=mean_ratio(speeds),
+        speeds=speeds,
         ms_per_token=median(map(ms_per_token, runs[way.name].values())),
         tokens_per_pass=median(map(tokens_per_pass, runs[way.name].values())),
         step_ms=1e3 * seconds / max(sum(one.num_target_passes for one in stats), 1),
@@ -85,5 +84,4 @@ def pick(candidates: Sequence[Candidate], limits: Limits = NO_LIMITS) -> Candida
 
 def is_faster(one: Candidate, other: Candidate) -> bool:
     """Whether one candidate is faster than another on the same prompts beyond the paired noise."""
-    differences = [mine - theirs for mine, theirs in zip(one.log_speeds, other.log_speeds, strict=True)]
-    return bootstrap(differences).low > 0
+    return mean_ratio(ratios(one.speeds, other.speeds)).low > 1

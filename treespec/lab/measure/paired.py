@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from math import exp, log
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,9 @@ from treespec.hf.models.measuring import FirstTokenClock
 from treespec.lab.selftest.agreement import Agreement, Plain, compare, plain_greedy
 
 PLAIN = "plain generate"
+RESAMPLES = 10_000
+Floats = Sequence[float] | np.ndarray
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ def timed_call(model: Any, inputs: Mapping[str, Tensor], options: Mapping[str, A
         seconds = perf_counter() - start
     finally:
         hook.remove()
-    rows = [up_to_end(row, _ends(model)) for row in new]
+    ends = set(np.ravel(model.generation_config.eos_token_id).tolist())  # One token, several or None.
+    rows = [up_to_end(row, ends) for row in new]
     reading, num_read = clock.seconds, len(rows) * max(clock.length - width, 0)
     if speculation is not None:
         reading, num_read = speculation.stats.seconds["prefill"], len(rows)
@@ -87,11 +92,6 @@ def timed_call(model: Any, inputs: Mapping[str, Tensor], options: Mapping[str, A
 def up_to_end(row: list[int], ends: set[int]) -> list[int]:
     """A row without what pads it after its end-of-sequence token, which stays."""
     return row[: next((number for number, token in enumerate(row, start=1) if token in ends), len(row))]
-
-
-def _ends(model: Any) -> set[int]:
-    ends = model.generation_config.eos_token_id
-    return set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
 
 
 @dataclass(frozen=True)
@@ -165,14 +165,19 @@ def in_turn(
         contestant.start(bench)(prompts[0])
         advance()
     for round_number in range(num_rounds):
-        decoders = [contestant.start(bench) for contestant in contestants]
-        for number, prompt in enumerate(prompts):
-            found: dict[str, Run] = {}
-            for turn in range(len(contestants)):
-                index = (turn + number + round_number) % len(contestants)
-                found[contestants[index].name] = decoders[index](prompt)
+        decoders = {contestant.name: contestant.start(bench) for contestant in contestants}
+        for number, prompt in enumerate(prompts, start=round_number):
+            found = {}
+            for name in rotated(list(decoders), number):
+                found[name] = decoders[name](prompt)
                 advance()
-            yield prompt, {contestant.name: found[contestant.name] for contestant in contestants}
+            yield prompt, {name: found[name] for name in decoders}
+
+
+def rotated(contestants: Sequence[Item], number: int) -> list[Item]:
+    """The order of a turn: each begins with the contestant after the one that began the turn before it."""
+    first = number % len(contestants)
+    return [*contestants[first:], *contestants[:first]]
 
 
 def measure_checked(
@@ -204,13 +209,48 @@ def tokens_per_pass(rounds: Iterable[Run]) -> float:
 
 def speeds(runs: Runs, name: str) -> list[float]:
     """By prompt, how many times as fast as plain decoding: the median over rounds of the ratio within a round."""
-    return [median(map(exp, logs)) for logs in log_speeds(runs, name)]
+    return [median(speeds) for speeds in paired_speeds(runs, name)]
 
 
-def log_speeds(runs: Runs, name: str) -> list[list[float]]:
-    """By prompt and round, the logarithm of how many times as fast as plain decoding."""
-    pairs = [zip(runs[PLAIN][prompt], rounds, strict=True) for prompt, rounds in runs[name].items()]
-    return [[log(plain.ms_per_token / mine.ms_per_token) for plain, mine in rounds] for rounds in pairs]
+def paired_speeds(runs: Runs, name: str) -> list[list[float]]:
+    """By prompt and round, how many times as fast as plain decoding."""
+    pairs = [(runs[PLAIN][prompt], rounds) for prompt, rounds in runs[name].items()]
+    return [ratios(*([run.ms_per_token for run in side] for side in pair)) for pair in pairs]
+
+
+class Estimate(NamedTuple):
+    """A statistic and its 95 % bootstrap interval (percentiles)."""
+
+    value: float
+    low: float
+    high: float
+
+    def text(self, digits: int = 2, sign: str = "") -> str:
+        value, low, high = (f"{x:{sign}.{digits}f}" for x in self)
+        return f"{value} ({low} to {high})"
+
+
+def bootstrap(values: Floats, statistic: Callable[..., np.ndarray] = np.mean) -> Estimate:
+    """Resample `values` with replacement along their first axis; `statistic` takes an array and an axis."""
+    array = np.asarray(values, dtype=float)
+    picks = np.random.default_rng(0).integers(0, len(array), (RESAMPLES, len(array)))
+    low, high = np.percentile(statistic(array[picks], axis=1), [2.5, 97.5])
+    return Estimate(float(statistic(array, axis=0)), float(low), float(high))
+
+
+def difference(above: Sequence[float], below: Sequence[float]) -> Estimate:
+    """The mean paired difference."""
+    return bootstrap(np.subtract(above, below))
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """The ratio of every pair."""
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def mean_ratio(ratios: Sequence[float]) -> Estimate:
+    """The geometric mean."""
+    return Estimate(*map(exp, bootstrap([log(ratio) for ratio in ratios])))
 
 
 def verdict(agreements: Sequence[Agreement]) -> str:

@@ -220,8 +220,8 @@ def _warnings(
             f"other processes used {share:.0%} of the processors while this was measured: measure again when they are "
             "done"
         )
-    if best is not None and len(best.log_speeds) < FEWEST_PAIRS:
-        found.append(f"{len(best.log_speeds)} pairs of times say little: give more prompts or rounds")
+    if best is not None and len(best.speeds) < FEWEST_PAIRS:
+        found.append(f"{len(best.speeds)} pairs of times say little: give more prompts or rounds")
     elif best is not None and best.speed.low <= 1:
         found.append(f"{best.way.name} is not faster than plain decoding beyond the noise: give more prompts or rounds")
     if limits.max_latency_ms is not None and plain_ms > limits.max_latency_ms:

@@ -12,7 +12,7 @@ from treespec.commands.models import Loaded
 from treespec.errors import ConfigError
 from treespec.lab.measure.study import runs as module
 from treespec.lab.measure.study.cells import FACTORS, Cell
-from treespec.lab.measure.study.runs import run_study
+from treespec.lab.measure.study.runs import Subject, run_block, run_study
 from treespec.lab.measure.study.study import Study
 from treespec.lab.measure.study.summary import compare, finding, panels_of, report, varied
 
@@ -45,6 +45,15 @@ def test_rows_are_kept_and_resumed(tmp_path, monkeypatch):
     again = run_study(study, tmp_path, load, encode, advance=done.append)
     assert len(calls) == 2
     assert len(rows) <= len(again) <= len(rows) + 2
+
+
+def test_cells_are_run_in_rotating_order(monkeypatch):
+    order = []
+    monkeypatch.setattr(module, "run_cell", lambda subject, cell, *_: order.append(cell) or {"cell": cell})
+    subject = Subject(TARGET, TOKENIZER, None, encode, 6, is_warm=True)
+    for block in study_of(PLAIN, CHAIN).blocks():
+        assert [row["cell"] for row in run_block(subject, block)] == [PLAIN, CHAIN]
+    assert order == [PLAIN, CHAIN, CHAIN, PLAIN]
 
 
 def test_batches_and_rules_that_do_not_fit(tmp_path):

@@ -18,7 +18,7 @@ from treespec.engine.stats import PHASES, SpeculationStats
 from treespec.errors import ConfigError, RuleMismatchError, TreespecError, UnsupportedModeError
 from treespec.hf.generation.speculation import TreeSpeculation
 from treespec.hf.machine import OtherWork
-from treespec.lab.measure.paired import Run, timed_call
+from treespec.lab.measure.paired import Run, rotated, timed_call
 from treespec.lab.measure.study.cells import PLAIN, Cell
 from treespec.lab.measure.study.study import Block, Study
 from treespec.lab.store import Store
@@ -124,14 +124,15 @@ def _work(start: Any, block: Block) -> list[dict[str, Any]]:
 
 
 def run_block(subject: Subject, block: Block) -> list[dict[str, Any]]:
-    """A row per cell. A process first runs one cell of each policy and drafter untimed, which warms the models up."""
+    """A row per cell, run in rotating order. A process first runs one of each policy and drafter, to warm up."""
     inputs = subject.encode(subject.tokenizer, block.prompts)
     inputs = {name: value.to(subject.model.device) for name, value in inputs.items()}
     if not subject.is_warm:
         for cell in {(cell.policy, cell.drafter): cell for cell in block.cells}.values():
             run_cell(subject, cell, inputs, block.number)
         subject.is_warm = True
-    return [run_cell(subject, cell, inputs, block.number) for cell in block.cells]
+    rows = {cell: run_cell(subject, cell, inputs, block.number) for cell in rotated(block.cells, block.number)}
+    return [rows[cell] for cell in block.cells]
 
 
 def run_cell(subject: Subject, cell: Cell, inputs: Mapping[str, Tensor], number: int) -> dict[str, Any]:

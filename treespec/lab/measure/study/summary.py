@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log
 from typing import Any
 
 from treespec.errors import ConfigError
-from treespec.lab.measure.estimates import Estimate, bootstrap, difference
+from treespec.lab.measure.paired import Estimate, bootstrap, difference, mean_ratio, ratios
 from treespec.lab.tables import markdown_table
 from treespec.verification import RULES
 
@@ -71,10 +70,8 @@ def compare(rows: Sequence[Row], factors: Sequence[str], units: Sequence[str], b
 
 
 def _speed(pairs: Sequence[tuple[Row, Row]]) -> Estimate | None:
-    if any(run.get("ms_per_token") is None for pair in pairs for run in pair):
-        return None
-    logs = bootstrap([log(other["ms_per_token"] / mine["ms_per_token"]) for mine, other in pairs])
-    return Estimate(*map(exp, logs))
+    own, theirs = ([run.get("ms_per_token") for run in side] for side in zip(*pairs, strict=True))
+    return None if None in own + theirs else mean_ratio(ratios(theirs, own))
 
 
 def varied(cells: Sequence[Compared]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Shared rooms: commits and selected rows leave what layer by layer they would, by few kernels."""
+"""Shared buffers: commits and selected rows leave what layer by layer they would, by few kernels."""
 
 import copy
 import random
@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
-from treespec.hf.cache import shared_rooms
+from treespec.hf.cache import shared_buffers
 from treespec.hf.cache.caches import filled_layers, restore, snapshot, twin_cache
 from treespec.hf.cache.growing import GrowingLayer
 from treespec.hf.cache.slot_cache import SlotCache
@@ -51,7 +51,7 @@ def slots(cache, num_rows, length=6):
 @pytest.mark.parametrize("most_bytes", [1, 2000, 1 << 20], ids=["alone", "some", "all"])
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_equals_layers_of_their_own(monkeypatch, num_rows, most_bytes):
-    monkeypatch.setattr(shared_rooms, "MOST_BYTES", most_bytes)
+    monkeypatch.setattr(shared_buffers, "MOST_BYTES", most_bytes)
     choose = random.Random(num_rows)
     both, generator = caches(num_rows)
     engines = [slots(cache, num_rows) for cache in both]
@@ -102,7 +102,7 @@ def test_a_commit_takes_two_kernels_per_shape():
     assert counts[1:] == [6, 6]  # Layer 3 has two further shapes.
 
 
-def test_what_leaves_the_rooms_is_laid_together_again():
+def test_what_leaves_the_buffers_is_laid_together_again():
     """A caller that replaces a layer's tensors, in any way, gets right commits."""
     changes = [
         lambda layer: layer.crop(-1) or layer.update(*states(0, 2, 1, torch.Generator().manual_seed(1))),
@@ -139,7 +139,7 @@ def test_copies_and_snapshots_stay_what_they_were():
         both[1] = copy.deepcopy(both[0])
 
 
-def test_rooms_of_inference_mode_are_left_outside_of_it():
+def test_buffers_of_inference_mode_are_left_outside_of_it():
     both, generator = caches(1)
     engine = slots(both[0], 1)
     with torch.inference_mode():

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from treespec.hf.cache.caches import FilledLayer
-from treespec.hf.cache.growing import GrowingLayer, Rooms, is_writable, room_for
+from treespec.hf.cache.growing import Buffers, GrowingLayer, capacity_for, is_writable
 
 MOST_BYTES = 256 << 20
 """The largest shared tensor: while it is filled, the buffers that it replaces exist as well."""
@@ -23,17 +23,17 @@ Part = Sequence[tuple[int, str]]
 
 
 @dataclass(frozen=True, eq=False)
-class SharedRooms:
+class SharedBuffers:
     """Tensors of which the buffers of all layers are slices."""
 
-    tensors: Sequence[Float[Tensor, "N B G num_room d"]]
+    tensors: Sequence[Float[Tensor, "N B G capacity d"]]
     parts: Sequence[Part]
 
     def hold(self, layers: Sequence[GrowingLayer]) -> bool:
         """Whether what these layers hold, and nothing else, is in these buffers and may be written to."""
         is_whole = sum(map(len, self.parts)) == 2 * len(layers) and all(map(is_writable, self.tensors))
         return is_whole and all(
-            layer.rooms is not None and layer.rooms.shared is self and layer.lies_in_rooms for layer in layers
+            layer.buffers is not None and layer.buffers.shared is self and layer.is_in_buffers for layer in layers
         )
 
     def give(self, layers: Sequence[GrowingLayer]) -> None:
@@ -44,10 +44,10 @@ class SharedRooms:
             for owner, states in zip(part, tensor, strict=True)
         }
         for number, layer in enumerate(layers):
-            layer.lie_in(Rooms(slices[number, "keys"], slices[number, "values"], self), layer.get_seq_length())
+            layer.use(Buffers(slices[number, "keys"], slices[number, "values"], self), layer.get_seq_length())
 
 
-def stacked_states(layers: Sequence[FilledLayer]) -> list[Float[Tensor, "N B G num_room d"]]:
+def stacked_states(layers: Sequence[FilledLayer]) -> list[Float[Tensor, "N B G capacity d"]]:
     """Tensors whose slices are all keys and values of these layers; growing ones are laid together first."""
     growing, others = _by_kind(layers)
     shared = _laid_together(growing).tensors if growing else ()
@@ -70,7 +70,7 @@ def select_rows(layers: Sequence[FilledLayer], rows: Mapping[torch.device, Int[T
     if growing:
         old = _laid_together(growing)
         chosen = [states.index_select(1, rows[states.device]) for states in old.tensors]
-        SharedRooms(chosen, old.parts).give(growing)
+        SharedBuffers(chosen, old.parts).give(growing)
     for layer in others:
         layer.keys = layer.keys.index_select(0, rows[layer.keys.device])
         layer.values = layer.values.index_select(0, rows[layer.values.device])
@@ -85,18 +85,18 @@ def _by_kind(layers: Sequence[FilledLayer]) -> tuple[list[GrowingLayer], list[Fi
     return growing, others
 
 
-def _laid_together(layers: Sequence[GrowingLayer], least_slots: int = 0) -> SharedRooms:
+def _laid_together(layers: Sequence[GrowingLayer], least_slots: int = 0) -> SharedBuffers:
     """The buffers that these layers share, of at least this many slots; new ones where some layer is elsewhere."""
-    shared = layers[0].rooms.shared if layers[0].rooms else None
-    if isinstance(shared, SharedRooms) and shared.hold(layers) and layers[0].has_room(least_slots):
+    shared = layers[0].buffers.shared if layers[0].buffers else None
+    if isinstance(shared, SharedBuffers) and shared.hold(layers) and layers[0].has_room(least_slots):
         return shared
     parts, tensors = list(_alike(layers)), []
     for part in parts:
         held = [cast(Tensor, getattr(layers[number], name)) for number, name in part]
         *rows, num_slots, size = held[0].shape
-        tensors.append(held[0].new_empty(len(part), *rows, room_for(max(num_slots, least_slots)), size))
+        tensors.append(held[0].new_empty(len(part), *rows, capacity_for(max(num_slots, least_slots)), size))
         torch.stack(held, out=tensors[-1].narrow(-2, 0, num_slots))
-    shared = SharedRooms(tensors, parts)
+    shared = SharedBuffers(tensors, parts)
     shared.give(layers)
     return shared
 
