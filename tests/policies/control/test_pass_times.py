@@ -47,7 +47,7 @@ def test_the_noisier_the_times_the_longer_the_prior_counts():
     truth, found = {1: 30.0, 8: 30.0 * (1 + 2 * (ON_HOST[8] - 1))}, []
     for noise in ((1.0, 1.0), (0.75, 1.25)):
         times = PassTimes()
-        for number in range(24):
+        for number in range(12):
             tokens = 8 if number // 2 % 2 else 1
             times.update(tokens, 1, 0, noise[number % 2] * truth[tokens])
         found.append(ms(times, 8) / ms(times, 1))
