@@ -92,8 +92,10 @@ def _trained(model: PreTrainedModel, files: str) -> MtpHead:
 def _fresh(model: PreTrainedModel, config: TrainingConfig) -> MtpHead:
     """The target's last layer with attention over all tokens, next to its last norm and a new projection.
 
-    With `is_initialised` the projection passes the state, else all weights are random. Raises `UnsupportedModelError`:
-    the target has no such layer, or one of experts, which this layout has under other names.
+    With `is_initialised` the projection passes the state, else all weights are random.
+
+    Raises `UnsupportedModelError`: the target has no such layer, or one of experts, which this layout has under other
+    names.
     """
     weights = _last_attention(model)
     size = model.config.get_text_config().hidden_size

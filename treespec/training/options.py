@@ -33,7 +33,7 @@ class TrainingKind(NamedTuple):
     load: str = 'treespec.load_drafter("THIS FOLDER", model)'  # The code that loads its files, in model cards.
     files: str | None = None  # A pattern of trained files in `start`, which training can begin with.
     own: str | None = None  # The `start` that means the target's own files.
-    drafter: type[Any] | None = None  # What such files are loaded as, which `adapt` trains further.
+    drafter: type[Any] | None = None  # The class that such files are loaded as, which `adapt` trains further.
 
 
 KINDS: Registry[TrainingKind] = Registry(
