@@ -32,8 +32,8 @@ def train(
     texts: Annotated[list[Path], typer.Option(file_okay=False, help="Text that it wrote; may be given several times.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="The folder of the run and the drafter.")],
     kind: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")] = "eagle3",
-    minutes: Annotated[float | None, typer.Option(help="Of training; the schedule follows the clock.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Of training; default: one pass over the text.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Time of training, which the schedule follows.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; default: one pass over the text.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any field of TrainingConfig, name=value; several times.")
     ] = None,
