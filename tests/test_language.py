@@ -44,7 +44,7 @@ FORMER_WORDS = {
     r"\bbehind each other\b": "consecutive, one after the other",
     r"\bparts? from plain\b|\bpart at near-ties\b": "differ from",
     r"\bfigures of before\b": "earlier measurements",
-    r"\bstands before \w+'s \w+ among the bases\b": "mixin placed before ... in the MRO",
+    r"\bamong the bases\b": "mixin placed before ... in the MRO",
     r"\bblock (?:drafters?|heads?|configs?)\b|\bis dspark\b|\bblock[- ]parallel\b": "DFlash, `dflash`",
 }
 """Patterns of words, upper and lower case alike, to what says it now."""
@@ -58,8 +58,8 @@ LIBRARY_WORDS = {
 FORMER_NAMES = r"(?<!For)CausalLM\b(?!Output)|\bRecurrentLM\b|\bStaticLM\b"
 """Classes that are `TreeScorer`, `RecurrentScorer` and `StaticScorer` now."""
 
-BEGINS_WITHOUT_SUBJECT = r'(?:"""|(?<!["#])# )(?:Of|What) (?!.*\?$)|^\s*(?:// )?Of '
-"""A docstring, its paragraphs and a comment name their subject first; headings of Markdown and questions need not."""
+BEGINS_WITHOUT_SUBJECT = r'(?:"""|(?<!["#])# |\bhelp=f?")(?:Of|What) (?!.*\?$)|^\s*(?:// )?Of '
+"""Docstrings, their paragraphs, comments and help texts name their subject first; headings and questions need not."""
 SLOTS = r"\bslots?\b"
 """A slot is a position in a key-value cache and nothing else: not in policies, lookups or merges."""
 ROOMS_WITHOUT_SLOTS = (
@@ -156,7 +156,7 @@ telling_step|tells_both|told_one_to_one|keeps note of it|takes notice|built anew
 what_is_none|of what is none|acceptance_per_place|n_places|numPlaces|PLACES|the place of a node|offer_nodes|heard_votes
 doubt_weight|is_promising|FAMILIES|by_family|the sampling family|no tree of a row's own|of a row's own, and
 self.policy.commit(step)|BlockDrafter
-is no trace|paths_that_are_no_tree|beside vLLM|nothing_beside_it
+Mixin among the bases|is no trace|paths_that_are_no_tree|beside vLLM|nothing_beside_it
 draft too dear|DEAR_HOST|draftDear|block_heads|is_dspark|what
 is none"""
 """Separated by bars or lines; the last one goes over the end of a line."""
@@ -186,3 +186,7 @@ def test_the_check_leaves_plain_english_alone(text: str) -> None:
 def test_a_class_of_transformers_may_be_named() -> None:
     assert re.search(FORMER_NAMES, "a CausalLM")
     assert not re.search(FORMER_NAMES, "AutoModelForCausalLM, CausalLMOutputWithPast")
+
+
+def test_help_texts_are_found() -> None:
+    assert re.search(BEGINS_WITHOUT_SUBJECT, 'SeedOption = Annotated[int, typer.Option(help="Of all numbers.")]')

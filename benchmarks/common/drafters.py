@@ -17,12 +17,13 @@ from torch import nn
 from treespec import Eagle3, load_drafter, optimize, shipped_head
 from treespec.cpu.native import NativeError
 from treespec.drafters import DraftModel, Merge, SuffixLookup, TokenRecycling, WarmStart
-from treespec.drafters.base import SessionSource
 from treespec.drafters.lookup.suffix_store import SuffixStore
 from treespec.drafters.lookup.suffix_text import SuffixText
 from treespec.drafters.merge.opinion_pool import OpinionPool
+from treespec.lab.selftest.drafters import Static
 from treespec.lab.smollm2 import NAME
-from treespec.protocols import CausalScorer, Drafter, Frontier, Proposal, Session, VerifiedStep
+from treespec.protocols import CausalScorer, Drafter, Frontier, Proposal
+from treespec.tree import TreeBatch
 
 DRAFT = "draft"
 
@@ -80,26 +81,17 @@ def make_fast(head: nn.Module) -> None:
         optimize(head)
 
 
-class MadeUp(SessionSource, ABC):
+class MadeUp(Static, ABC):
     """A drafter that learns nothing: `expand` says what it proposes, at most `most_depth` deep."""
 
     most_depth = sys.maxsize
 
-    def start(self, session: Session) -> None:
-        self._session = session
-
-    def propose(self, max_depth: int) -> Any:
+    def propose(self, max_depth: int) -> TreeBatch:
         return self._policy.grow(self, min(max_depth, self.most_depth))
 
     @abstractmethod
     def expand(self, frontier: Frontier) -> Proposal:
         """See `DraftSource`."""
-
-    def update(self, step: VerifiedStep) -> None:
-        pass
-
-    def select_rows(self, rows: Any) -> None:
-        pass
 
 
 class FrozenStore(SuffixStore):

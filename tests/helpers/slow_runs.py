@@ -9,6 +9,7 @@ from helpers.toy_models import FixedLength, TableLM, ToyScorer
 import treespec
 from treespec.engine import loop, stats
 from treespec.engine.observer import Observer
+from treespec.lab.selftest.drafters import Static
 from treespec.lab.trace import Recorder, TraceFile
 from treespec.protocols import Proposal
 from treespec.sampling import NoProcessors
@@ -52,7 +53,7 @@ class TimedScorer(ToyScorer):
         return super().extend(tokens, parents)
 
 
-class Guesser:
+class Guesser(Static):
     """A draft that knows the target after some contexts and is wrong after the others.
 
     `accuracy`: the share of contexts that it knows, by depth, the last one for all deeper ones. Elsewhere it gives
@@ -63,16 +64,9 @@ class Guesser:
         self._model, self._clock, self._accuracy, self._level_ms = model, clock, accuracy, level_ms
         self._temperature, self._is_shifted = temperature, is_shifted
 
-    def start(self, session):
-        self.session, self.is_sampling, self.generator = session, session.is_sampling, session.generator
-
-    @property
-    def root_tokens(self):
-        return self.session.history.last_tokens
-
     def expand(self, frontier):
         self._clock.advance(self._level_ms)
-        texts = [self.session.history.row(b).tolist() for b in range(len(frontier.tokens))]
+        texts = [self._session.history.row(b).tolist() for b in range(len(frontier.tokens))]
         rows = [
             torch.stack([self._probs([*text, *(path or ())], len(path or ())) for path in paths])
             for text, paths in zip(texts, frontier.path_tokens(), strict=True)
@@ -86,16 +80,10 @@ class Guesser:
         return (logits if is_known and not self._is_shifted else logits.roll(11)).softmax(-1)
 
     def propose(self, max_depth):
-        return self.session.policy.grow(self, max_depth)
-
-    def update(self, step):
-        pass
-
-    def select_rows(self, rows):
-        pass
+        return self._policy.grow(self, max_depth)
 
 
-class Useless:
+class Useless(Static):
     """Proposes what another does, and many children of the root that are never right; says who proposed what."""
 
     def __init__(self, drafter, num_wrong):
@@ -120,12 +108,6 @@ class Useless:
             node = next((c for c in tree.children(node) if tree.token(c) == token), None) if node is not None else None
             found.append(["Wrong"] if node is None else ["Right"])
         return found
-
-    def update(self, step):
-        pass
-
-    def select_rows(self, rows):
-        pass
 
 
 class Seldom(Guesser):

@@ -4,9 +4,11 @@ import math
 from pathlib import Path
 
 import pytest
+from helpers.training import SMALL
 
 from treespec.errors import ConfigError
-from treespec.training import TrainingConfig, parse_settings
+from treespec.training import TrainingConfig, parse_settings, train
+from treespec.training.options import KINDS
 
 
 def test_settings_are_parsed_by_their_types():
@@ -60,3 +62,16 @@ def test_settings_of_another_kind_are_named(kind, setting):
 def test_configurations_that_cannot_be_are_refused(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         TrainingConfig(**options)
+
+
+def test_a_kind_is_one_entry(target, texts, tmp_path):
+    KINDS.register("mine", KINDS["dflash"]._replace(name="Head of mine", load="mine()", num_depths=3))
+    try:
+        result = train(target, texts, tmp_path, TrainingConfig(kind="mine", **SMALL | {"num_depths": None}))
+        assert "mask_token" in parse_settings(["mask_token=3"], "mine")
+        card = (result.folder / "README.md").read_text()
+        assert "# Head of mine" in card
+        assert "drafter = mine()" in card
+        assert len(result.evaluation.overlap) == 3
+    finally:
+        KINDS.forget("mine")

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import treespec
 from treespec.errors import ConfigError
 from treespec.training import TrainingConfig, train
-from treespec.training.train import choose_vocabulary
+from treespec.training.heads import choose_vocabulary
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,10 @@ def run(
     ],
     out: Annotated[Path, typer.Option(file_okay=False, help="The folder of the answers, the run and the drafter.")],
     head: Annotated[str | None, typer.Option(help=HEAD_HELP, show_default=False)] = None,
-    minutes: Annotated[float | None, typer.Option(help="Of training; default: 10.", show_default=False)] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Of training, in place of --minutes.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Time of training; default: 10.", show_default=False)] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps, in place of --minutes.")] = None,
     answers: Annotated[int, typer.Option(min=1, help="To every prompt.")] = 3,
-    max_length: Annotated[int, typer.Option(min=64, help="Of prompt and answer together, in tokens.")] = 512,
+    max_length: Annotated[int, typer.Option(min=64, help="The longest prompt and answer together, in tokens.")] = 512,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A field of TrainingConfig, name=value; several times.")
     ] = None,

@@ -32,7 +32,7 @@ def run(
     only: Annotated[
         list[str] | None, typer.Option(help=f"Run only this check, several times: {', '.join(CHECKS)}.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Of sampling per G-test, at most.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="The most seconds of sampling per G-test.")] = 20.0,
     samples: Annotated[int, typer.Option(min=1, help="Continuations per G-test, at most.")] = 2048,
 ) -> None:
     """Test whether speculation is exact with a model, here and now.

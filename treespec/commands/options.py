@@ -48,7 +48,7 @@ TreeOption = Annotated[str, typer.Option(help=TREE_HELP)]
 PackOption = Annotated[bool, typer.Option("--pack/--no-pack", help=PACK_HELP)]
 PromptsOption = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help=PROMPTS_HELP)]
 DeviceOption = Annotated[str | None, typer.Option(help="Default: a GPU if there is one.", show_default=False)]
-SeedOption = Annotated[int, typer.Option(help="Of all random numbers.")]
+SeedOption = Annotated[int, typer.Option(help="All random numbers follow from it.")]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 LengthOption = Annotated[int, typer.Option(min=1, help="The longest answer in tokens.")]
@@ -197,9 +197,9 @@ class Measuring:
 
     prompts: PromptsOption = None
     new_tokens: Annotated[
-        int, typer.Option("--new-tokens", "--max-new-tokens", min=2, help="Of each answer, at most.")
+        int, typer.Option("--new-tokens", "--max-new-tokens", min=2, help="The longest answer in tokens.")
     ] = 48
-    rounds: Annotated[int, typer.Option(min=1, help="Of all prompts, in pairs.")] = 3
+    rounds: Annotated[int, typer.Option(min=1, help="How often all prompts are run, in pairs.")] = 3
 
     def inputs(self, loaded: Loaded) -> dict[str, dict[str, torch.Tensor]]:
         """The prompts by number and first words, as arguments of `generate`."""

@@ -115,7 +115,7 @@ class NamedStates(GenerationState):
 
 
 class WithMetrics:
-    """Before one of transformers' handlers among the bases: finished requests carry their statistics."""
+    """Mixin placed before a handler of transformers in the MRO: finished requests carry their statistics."""
 
     def _metrics(self, request_id: str) -> dict[str, Any] | None:
         manager: ModelManager = self.model_manager  # pyright: ignore[reportAttributeAccessIssue]

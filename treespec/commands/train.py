@@ -15,6 +15,7 @@ from treespec.hf.loading.models import dtype_of, load_tokenizer
 from treespec.training import Evaluation, TrainingConfig, export_head, parse_settings
 from treespec.training import train as run_training
 from treespec.training.loop import Run
+from treespec.training.options import KINDS
 from treespec.training.report import acceptance_table
 from treespec.training.text.texts import join, read_folder
 
@@ -30,9 +31,9 @@ def train(
     model: TargetArgument,
     texts: Annotated[list[Path], typer.Option(file_okay=False, help="Text that it wrote; may be given several times.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="The folder of the run and the drafter.")],
-    kind: Annotated[str, typer.Option(help="eagle3, dflash, mtp or draft_model.")] = "eagle3",
-    minutes: Annotated[float | None, typer.Option(help="Of training; the schedule follows the clock.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Of training; default: one pass over the text.")] = None,
+    kind: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")] = "eagle3",
+    minutes: Annotated[float | None, typer.Option(help="Time of training, which the schedule follows.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; default: one pass over the text.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any field of TrainingConfig, name=value; several times.")
     ] = None,
@@ -49,7 +50,7 @@ def train(
     config = TrainingConfig(**given)
     target = load_target(model, device=device_of(device))
     written = join([read_folder(folder) for folder in texts])
-    tokenizer = load_tokenizer(model) if config.kind == "draft_model" else None
+    tokenizer = load_tokenizer(model) if KINDS[config.kind].is_model else None
     about = {"name": name or model, "command": command_line()}
     with progress_bar() as progress:
         callbacks = training_callbacks(progress, int(written.lengths.clamp(max=config.max_length).sum()))

@@ -34,7 +34,7 @@ def run(
     measuring: Measuring,
     sampling: Sampling,
     drafter: Annotated[list[str] | None, typer.Option(help=DRAFTER_HELP, show_default=False)] = None,
-    max_nodes: Annotated[int | None, typer.Option(min=1, help="Of a tree, root included.", show_default=False)] = None,
+    max_nodes: Annotated[int | None, typer.Option(min=1, help="Tree size, root included.", show_default=False)] = None,
     max_latency: Annotated[
         float | None, typer.Option(help="Milliseconds of a step, at most.", show_default=False)
     ] = None,

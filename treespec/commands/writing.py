@@ -92,7 +92,7 @@ def write(
     openings: OpeningsOption = None,
     max_message: Annotated[int, typer.Option(min=1, help="The longest message of its own in tokens.")] = 96,
     temperature: Annotated[
-        list[float] | None, typer.Option(help="Of the answers, several in turn; default: 0, 0.7 and 1.")
+        list[float] | None, typer.Option(help="Answers have these in turn; default: 0, 0.7 and 1.")
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="bfloat16, where the hardware is faster in it; default: the checkpoint's.")

@@ -1,9 +1,7 @@
 """How add-ons come into a call: by name, loaded when they are needed; and `AddOn`, what they may change of it.
 
-`AddOn` is for what acts before and after the passes of one call, as constraints do. A hook around a pass would serve
-none of the others, which act elsewhere: attention inside the layers (`serve_attention` in `attention/folded.py`),
-compiled passes as another scorer with its own cache (`Options.compiled`), processes that agree before a pass (`ranks`),
-and offloading, which is asked where each weight lies (`weights.py`).
+`AddOn` is for what acts before and after the passes of one call, as constraints do. Why no hook surrounds a pass:
+docs/architecture.md.
 """
 
 from collections.abc import Callable, Sequence

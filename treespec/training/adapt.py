@@ -14,14 +14,13 @@ from transformers import PreTrainedModel
 from treespec.checks import check_count
 from treespec.data.tensor_file import whole
 from treespec.errors import CheckpointError, ConfigError, UnsupportedModelError
-from treespec.heads import Eagle3, Mtp, PEagle
-from treespec.hf.loading.formats import MTP, find_folder
+from treespec.hf.loading.formats import find_folder
 from treespec.hf.loading.heads import load_drafter
 from treespec.lab.tables import markdown_table
 from treespec.speedup.sources import Found, take_trained
 from treespec.training.evaluate import Evaluation
 from treespec.training.loop import Run
-from treespec.training.options import TrainingConfig
+from treespec.training.options import KINDS, TrainingConfig
 from treespec.training.text.batch import Writing
 from treespec.training.text.chat import chat_turns
 from treespec.training.text.texts import Texts
@@ -149,19 +148,17 @@ def _answer(
 
 def _config(model: PreTrainedModel, head: str | Path | None, config: TrainingConfig) -> TrainingConfig:
     """The settings, with the kind, the sizes and the files of the head."""
-    head, drafter = _found(model) if head is None else (head, load_drafter(head, model))
-    # P-EAGLE drafts as EAGLE-3 does, and is trained otherwise.
-    if not isinstance(drafter, (Eagle3, Mtp)) or isinstance(drafter, PEagle):
-        raise UnsupportedModelError(f"EAGLE-3 heads and MTP layers are adapted, {head} is a {type(drafter).__name__}")
-    if not Path(head).exists() and head != MTP:
-        head = find_folder(head)
-    own = drafter.head.config
-    sizes = {"draft_vocab_size": len(drafter.head.target_ids), "start": str(head)}
-    if isinstance(drafter, Mtp):
-        return replace(config, kind="mtp", hidden_layers=None, num_layers=None, **sizes)
-    return replace(
-        config, kind="eagle3", num_layers=own.num_layers, hidden_layers=tuple(drafter.hidden_layers), **sizes
-    )
+    given: tuple[str | Path, Any] = _found(model) if head is None else (head, load_drafter(head, model))
+    head, drafter = given
+    # Not by `isinstance`: P-EAGLE drafts as EAGLE-3 does, and is trained otherwise.
+    name = next((name for name, kind in KINDS.items() if kind.drafter is type(drafter)), None)
+    if name is None:
+        known = " and ".join(f"{kind.name}s" for kind in KINDS.values() if kind.drafter is not None)
+        raise UnsupportedModelError(f"{known} are adapted, {head} is a {type(drafter).__name__}")
+    start = str(head if head == KINDS[name].own else find_folder(head))
+    sizes = {"num_layers": drafter.head.config.num_layers, "hidden_layers": tuple(drafter.hidden_layers)}
+    sizes |= dict.fromkeys(sizes.keys() & KINDS[name].unused)
+    return replace(config, kind=name, draft_vocab_size=len(drafter.head.target_ids), start=start, **sizes)
 
 
 def _found(model: PreTrainedModel) -> tuple[str | Path, Any]:

@@ -5,18 +5,19 @@ before. That has few weights, so few texts suffice. When the head is saved, the 
 vocabularies and kept as tables: drafting looks it up, whatever function a(e) is.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from treespec.errors import ConfigError
 from treespec.heads.dflash.module import DFlashConfig, DFlashHead, Span
 from treespec.training.data import Batch
-from treespec.training.heads import HeadLearner, fresh_head, head_sizes
+from treespec.training.heads import HeadLearner, draft_ids, fresh_head, head_sizes, read_layers
 from treespec.training.objective import Draft
-from treespec.training.options import TrainingConfig
+from treespec.training.options import TrainingConfig, TrainingKind
+from treespec.training.text.texts import Texts
 
 WIDENING = 4
 """The width of the Markov map's inner layer, in units of its rank."""
@@ -97,16 +98,18 @@ def draw_anchors(is_generated: Tensor, num_anchors: int, generator: torch.Genera
     return draws.topk(min(num_anchors, is_generated.shape[1])).indices.sort().values
 
 
-def make_dflash(
-    model: PreTrainedModel, target_ids: Tensor, hidden_layers: Sequence[int], mask_token: int, config: TrainingConfig
-) -> DFlashLearner:
-    """A fresh head; see `make_eagle3`."""
-    shape = DFlashConfig(
-        **head_sizes(model, len(target_ids), hidden_layers),
-        block_size=config.depths,
-        mask_token=mask_token,
-        spans=(Span(),) * config.layers,
-        has_anchor_output=True,
-    )
-    head = fresh_head(DFlashHead, shape, model, target_ids, config.is_initialised)
+def _make(model: PreTrainedModel, texts: Texts, config: TrainingConfig) -> DFlashLearner:
+    target_ids, mask_token = draft_ids(model, texts, config), config.mask_token
+    shape = head_sizes(model, len(target_ids), read_layers(model, config))
+    if mask_token is None:  # The last of the least used ones.
+        counts = texts.tokens.bincount(minlength=shape["vocab_size"])
+        mask_token = int((counts == counts.min()).nonzero()[-1])
+    if not 0 <= mask_token < shape["vocab_size"]:
+        raise ConfigError(f"mask_token must be one of {shape['vocab_size']} tokens, got {mask_token}")
+    spans = (Span(),) * config.layers
+    own = DFlashConfig(**shape, block_size=config.depths, mask_token=mask_token, spans=spans, has_anchor_output=True)
+    head = fresh_head(DFlashHead, own, model, target_ids, config.is_initialised)
     return DFlashLearner(head, config.num_anchors, config.markov_rank)
+
+
+KIND = TrainingKind("DSpark head", _make, num_depths=7, num_layers=2, unused=(), is_block=True)

@@ -14,7 +14,8 @@ from treespec.errors import ConfigError, UnsupportedModelError
 from treespec.training.data import Batch
 from treespec.training.features import decoder_layers
 from treespec.training.objective import Draft, Learner
-from treespec.training.options import TrainingConfig
+from treespec.training.options import BLOCKS_ONLY, TrainingConfig, TrainingKind
+from treespec.training.text.texts import Texts
 
 NUM_CHECKED = 16
 """Tokens on which a model's logits are compared with plain products of its hidden states."""
@@ -67,8 +68,8 @@ class DraftModelLearner(Learner):
             raise UnsupportedModelError(f"{type(self.model).__name__} changes its logits after the output head")
 
 
-def make_draft_model(model: PreTrainedModel, config: TrainingConfig) -> DraftModelLearner:
-    """Some of a target's layers at even distances; the vocabulary's rows are not trained. For errors see `train`."""
+def _make(model: PreTrainedModel, texts: Texts, config: TrainingConfig) -> DraftModelLearner:
+    """Some of a target's layers at even distances; the vocabulary's rows are not trained."""
     count = model.config.get_text_config().num_hidden_layers
     if config.num_layers is not None and config.num_layers > count:
         raise ConfigError(f"num_layers must be at most the target's {count}, got {config.num_layers}")
@@ -104,3 +105,8 @@ def prune(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
 def spread_layers(num_layers: int, num_kept: int) -> list[int]:
     """`num_kept` of a model's layers at even distances, the first and the last among them."""
     return [round(i * (num_layers - 1) / max(num_kept - 1, 1)) for i in range(num_kept)]
+
+
+UNUSED = ("draft_vocab_size", "hidden_layers", "is_initialised", "noise", *BLOCKS_ONLY)
+LOAD = 'AutoModelForCausalLM.from_pretrained("THIS FOLDER")'
+KIND = TrainingKind("Draft model", _make, num_depths=4, num_layers=5, unused=UNUSED, is_model=True, load=LOAD)

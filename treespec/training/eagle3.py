@@ -8,11 +8,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.errors import CheckpointError
+from treespec.heads.eagle3.drafter import Eagle3
 from treespec.heads.eagle3.module import Eagle3Config, Eagle3Head, unroll
+from treespec.heads.peagle.module import PEagleHead
+from treespec.hf.loading.heads import load_head
 from treespec.training.data import Batch
-from treespec.training.heads import HeadLearner, fresh_head, head_sizes, layer_weights
+from treespec.training.heads import HeadLearner, draft_ids, files_of, fresh_head, head_sizes, layer_weights, read_layers
 from treespec.training.objective import Draft, unrolled
-from treespec.training.options import TrainingConfig
+from treespec.training.options import TrainingConfig, TrainingKind
+from treespec.training.text.texts import Texts
 
 
 class Eagle3Learner(HeadLearner[Eagle3Head]):
@@ -94,3 +98,16 @@ def _copy_first_layer(layer: nn.Module, weights: Mapping[str, Tensor]) -> None:
     if norm is not None and norm.shape == layer.get_parameter("hidden_norm.weight").shape:
         layer.get_parameter("hidden_norm.weight").copy_(norm)
         layer.get_parameter("input_layernorm.weight").fill_(1)
+
+
+def _make(model: PreTrainedModel, texts: Texts, config: TrainingConfig) -> Eagle3Learner:
+    trained = None
+    if (files := files_of(config)) is not None:
+        trained = load_head(files, model, torch.float32)
+        if not isinstance(trained, Eagle3Head) or isinstance(trained, PEagleHead):
+            raise CheckpointError(f"{files} holds a head of the kind {trained.config.algorithm}, not EAGLE-3")
+    target_ids = draft_ids(model, texts, config, trained)
+    return make_eagle3(model, target_ids, read_layers(model, config), config, trained)
+
+
+KIND = TrainingKind("EAGLE-3 head", _make, num_depths=4, num_layers=1, files="config.json", drafter=Eagle3)

@@ -8,30 +8,25 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from treespec.errors import CheckpointError, UnsupportedModelError
-from treespec.heads.dflash.module import DFlashHead
-from treespec.heads.eagle3.module import Eagle3Head
+from treespec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from treespec.heads.files.checkpoint import fuse_split
 from treespec.heads.files.export import save_head
-from treespec.heads.modules.base import Config
+from treespec.heads.modules.base import Config, DraftHead, StateReader
 from treespec.heads.modules.layers import LayerConfig
 from treespec.heads.modules.rotary import rope_settings
-from treespec.heads.mtp.module import MtpHead
-from treespec.heads.peagle.module import PEagleHead
 from treespec.hf.introspect import num_logits
-from treespec.hf.loading.formats import MTP
-from treespec.hf.loading.heads import load_head, vocabulary_weights
-from treespec.hf.loading.mtp import load_mtp
+from treespec.hf.loading.heads import vocabulary_weights
 from treespec.training.features import decoder_layers
 from treespec.training.objective import Learner
-from treespec.training.options import TrainingConfig
+from treespec.training.options import KINDS, TrainingConfig
 from treespec.training.state import STATE
+from treespec.training.text.texts import Texts
 
 DEFAULT_THETA = 10000.0
 SMALL = 0.1
 """The scale of random weights relative to copied ones."""
 
-Head = TypeVar("Head", Eagle3Head, DFlashHead)
+Head = TypeVar("Head", bound=DraftHead[Any])
 
 
 class HeadLearner(Learner, Generic[Head]):
@@ -144,10 +139,41 @@ def head_sizes(model: PreTrainedModel, draft_vocab_size: int, hidden_layers: Seq
     }
 
 
+def read_layers(model: PreTrainedModel, config: TrainingConfig) -> tuple[int, ...]:
+    """The target's hidden states that a head reads. Raises `ConfigError`: `config.hidden_layers` are others."""
+    count = model.config.get_text_config().num_hidden_layers
+    layers = config.hidden_layers or usual_layers(count)
+    if not set(layers) <= set(range(count)) or len(set(layers)) < len(layers):
+        raise ConfigError(f"hidden_layers must be different numbers from 0 to {count - 1}, got {list(layers)}")
+    return layers
+
+
 def usual_layers(num_layers: int) -> tuple[int, ...]:
     """The hidden states that a head fuses: EAGLE-3's (2, L // 2, L - 3), or what a shallow model has; each once."""
     first, last = (2, num_layers - 3) if num_layers >= 6 else (0, num_layers - 1)
     return tuple(sorted({first, num_layers // 2, last}))
+
+
+def draft_ids(model: PreTrainedModel, texts: Texts, config: TrainingConfig, head: StateReader | None = None) -> Tensor:
+    """The target's ids int64 [W] to be drafted: those of a trained `head` if it has as many as `config` wants."""
+    if head is not None and len(head.target_ids) == config.draft_vocab_size:
+        return head.target_ids.cpu()
+    return choose_vocabulary(texts.tokens, texts.top, num_logits(model), config.draft_vocab_size)
+
+
+def choose_vocabulary(tokens: Tensor, top: Tensor, vocab_size: int, size: int) -> Tensor:
+    """The `size` most frequent tokens, ascending int64, or all (FR-Spec, Zhao et al. 2025); arguments as in `Texts`.
+
+    Ties go to those that are more often among the probable next tokens.
+    """
+    if size >= vocab_size:
+        return torch.arange(vocab_size, device="cpu")
+    counts = tokens.bincount(minlength=vocab_size)
+    probable = top[top >= 0].long().bincount(minlength=vocab_size)
+    # Two stable sorts, the second criterion first.
+    order = probable.argsort(descending=True, stable=True)
+    order = order[counts[order].argsort(descending=True, stable=True)]
+    return order[:size].sort().values
 
 
 def _check_fit(model: PreTrainedModel, layer: LayerConfig) -> None:
@@ -174,42 +200,9 @@ def _rope(text: Any) -> dict[str, Any]:
     return settings | {"rope_theta": settings.get("rope_theta") or DEFAULT_THETA}
 
 
-def has_trained_files(config: TrainingConfig) -> bool:
-    """Whether `config.start` holds a trained drafter, and not another run."""
-    if config.start is None or config.kind not in ("eagle3", "mtp") or (Path(config.start) / STATE).exists():
-        return False
-    if config.kind == "mtp":
-        return config.start == MTP or any(Path(config.start).glob("*.safetensors"))
-    return (Path(config.start) / "config.json").exists()
-
-
-def trained_head(model: PreTrainedModel, config: TrainingConfig) -> Eagle3Head | MtpHead | None:
-    """The head in `config.start`, EAGLE-3 in float32, MTP in the target's dtype; None if there are no such files.
-
-    Raises:
-        CheckpointError: damaged files, another kind of head, or one of another model.
-        UnsupportedModelError: MTP layers that are not trained.
-    """
-    if config.start is None or not has_trained_files(config):
+def files_of(config: TrainingConfig) -> str | None:
+    """`config.start` if it holds a trained drafter, and not another run."""
+    start, kind = config.start, KINDS[config.kind]
+    if start is None or kind.files is None or (Path(start) / STATE).exists():
         return None
-    if config.kind == "mtp":
-        head = load_mtp(model, None if config.start == MTP else config.start).head
-        _check_mtp(head, config.start)
-        return head
-    head = load_head(config.start, model, torch.float32)
-    if not isinstance(head, Eagle3Head) or isinstance(head, PEagleHead):
-        raise CheckpointError(f"{config.start} holds a head of the kind {head.config.algorithm}, not EAGLE-3")
-    return head
-
-
-def _check_mtp(head: MtpHead, name: str) -> None:
-    """Raise `UnsupportedModelError` for layers that cannot be written in Qwen's layout."""
-    names = [name for name, _ in head.named_parameters()]
-    for problem, is_there in (
-        (f"{head.config.num_layers} layers", head.config.num_layers > 1),
-        ("experts", any(".experts." in name for name in names)),
-        ("several decoder layers", any("blocks.1." in name for name in names)),
-        ("no last norm", "layers.0.norm.weight" not in names),
-    ):
-        if is_there:
-            raise UnsupportedModelError(f"the MTP layers of {name} are not trained further: they have {problem}")
+    return start if start == kind.own or any(Path(start).glob(kind.files)) else None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from treespec.errors import TreespecError
 from treespec.training.data import Batch, FeatureSet, Sampler
 from treespec.training.evaluate import EvaluatedDrafts, Evaluation, evaluate
-from treespec.training.heads import has_trained_files
+from treespec.training.heads import files_of
 from treespec.training.objective import Objective
 from treespec.training.options import TrainingConfig
 from treespec.training.state import STATE, Progress, load_state, load_weights, save_state
@@ -58,7 +58,7 @@ class Run:
         self.progress = Progress()
         if self._path.exists():
             self.progress = load_state(self._path, objective, self._optimizer, self._settings)
-        elif config.start is not None and not has_trained_files(config):
+        elif config.start is not None and files_of(config) is None:
             load_weights(Path(config.start) / STATE, objective, objective.learner.reads)
 
     @property

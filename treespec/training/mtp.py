@@ -9,15 +9,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treespec.errors import UnsupportedModelError
+from treespec.heads.mtp.drafter import Mtp
 from treespec.heads.mtp.files import DRAFT_VOCAB, PARTS, QWEN
 from treespec.heads.mtp.module import MtpHead, unroll
+from treespec.hf.loading.formats import MTP
 from treespec.hf.loading.heads import vocabulary_weights
-from treespec.hf.loading.mtp import fresh_mtp
+from treespec.hf.loading.mtp import fresh_mtp, load_mtp
 from treespec.training.data import Batch
 from treespec.training.features import decoder_layers
-from treespec.training.heads import SMALL
+from treespec.training.heads import SMALL, draft_ids, files_of
 from treespec.training.objective import Draft, Learner, unrolled
-from treespec.training.options import TrainingConfig
+from treespec.training.options import BLOCKS_ONLY, TrainingConfig, TrainingKind
+from treespec.training.text.texts import Texts
 
 NAMES = {f"{part}.weight": QWEN.tensor(part, 0) for part in PARTS}
 """The layout's names of what is not the decoder layer's."""
@@ -60,26 +63,40 @@ class MtpLearner(Learner):
 
 
 @torch.no_grad()
-def make_mtp(
-    model: PreTrainedModel, target_ids: Tensor, config: TrainingConfig, trained: MtpHead | None = None
-) -> MtpLearner:
-    """A layer that drafts the tokens `target_ids` int64 [W]: the `trained` one, or a fresh one.
-
-    That is the target's last layer with attention over all tokens, next to its last norm and a new projection. With
-    `is_initialised` the projection passes the state, else all weights are random.
-
-    Raises `UnsupportedModelError`: the target has no such layer, or one of experts, which this layout has under other
-    names.
-    """
+def _make(model: PreTrainedModel, texts: Texts, config: TrainingConfig) -> MtpLearner:
+    files = files_of(config)
+    trained = None if files is None else _trained(model, files)
     head = _fresh(model, config) if trained is None else trained.float()
     output = vocabulary_weights(model)[1].detach()
-    head.target_ids = target_ids.to(output.device)
+    head.target_ids = draft_ids(model, texts, config, trained).to(output.device)
     head.rows = None
     rows = output[head.target_ids].float()
     return MtpLearner(head.train(), rows, config.depths, model.config.get_text_config().num_hidden_layers)
 
 
+def _trained(model: PreTrainedModel, files: str) -> MtpHead:
+    """The layer of trained files. Raises `UnsupportedModelError`: it cannot be written in Qwen's layout."""
+    head = load_mtp(model, None if files == MTP else files).head
+    names = [name for name, _ in head.named_parameters()]
+    for problem, is_there in (
+        (f"{head.config.num_layers} layers", head.config.num_layers > 1),
+        ("experts", any(".experts." in name for name in names)),
+        ("several decoder layers", any("blocks.1." in name for name in names)),
+        ("no last norm", "layers.0.norm.weight" not in names),
+    ):
+        if is_there:
+            raise UnsupportedModelError(f"the MTP layers of {files} are not trained further: they have {problem}")
+    return head
+
+
 def _fresh(model: PreTrainedModel, config: TrainingConfig) -> MtpHead:
+    """The target's last layer with attention over all tokens, next to its last norm and a new projection.
+
+    With `is_initialised` the projection passes the state, else all weights are random.
+
+    Raises `UnsupportedModelError`: the target has no such layer, or one of experts, which this layout has under other
+    names.
+    """
     weights = _last_attention(model)
     size = model.config.get_text_config().hidden_size
     projection = nn.Linear(2 * size, size, bias=False, device="cpu", dtype=torch.float32).weight.detach()
@@ -104,3 +121,8 @@ def _last_attention(model: PreTrainedModel) -> dict[str, Tensor]:
             f"MTP layers are trained for models with attention and one MLP per layer, {type(model).__name__} has others"
         )
     return {name: weight.detach().cpu().clone() for name, weight in found[-1].items()}
+
+
+UNUSED = (*BLOCKS_ONLY, "hidden_layers", "num_layers")
+LOAD = 'treespec.load_mtp(model, "THIS FOLDER")'
+KIND = TrainingKind("MTP layer", _make, 4, 1, UNUSED, load=LOAD, files="*.safetensors", own=MTP, drafter=Mtp)

@@ -1,25 +1,45 @@
-"""The settings of a training run."""
+"""The settings of a training run, and the kinds of drafters that can be trained."""
 
 from __future__ import annotations  # Settings are parsed by the text of their types.
 
 import ast
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedModel
 
 from treespec.checks import check_count, check_flag, check_number, check_share
 from treespec.errors import ConfigError
+from treespec.registry import Registry
+from treespec.training.objective import Learner
+from treespec.training.text.texts import Texts
 
-KINDS = {"eagle3": (4, 1), "dflash": (7, 2), "mtp": (4, 1), "draft_model": (4, 5)}
-"""How many tokens ahead a kind of drafter drafts, and its decoder layers, if the settings leave that open."""
+BLOCKS_ONLY = ("markov_rank", "num_anchors", "mask_token")  # Settings of drafters that draft all depths at once.
 
-_HEADS_ONLY = ("draft_vocab_size", "hidden_layers", "is_initialised", "noise")
-_DFLASH_ONLY = ("markov_rank", "num_anchors", "mask_token")
-_MTP = (*_DFLASH_ONLY, "hidden_layers", "num_layers")
-UNUSED = {"eagle3": _DFLASH_ONLY, "dflash": (), "mtp": _MTP, "draft_model": _HEADS_ONLY + _DFLASH_ONLY}
-"""Settings that do nothing for a kind."""
+
+class TrainingKind(NamedTuple):
+    """One kind of drafter in training; settings, runs, model cards and commands ask it and know no kind's name."""
+
+    name: str  # In model cards.
+    make: Callable[[PreTrainedModel, Texts, TrainingConfig], Learner]  # With trained files if `start` has them.
+    num_depths: int  # Tokens ahead, if the settings leave that open.
+    num_layers: int  # Decoder layers, likewise.
+    unused: tuple[str, ...] = BLOCKS_ONLY  # Settings that do nothing.
+    is_block: bool = False  # It drafts all depths at once, two or more.
+    is_model: bool = False  # Its files are a model's, which needs a tokenizer with it.
+    load: str = 'treespec.load_drafter("THIS FOLDER", model)'  # The code that loads its files, in model cards.
+    files: str | None = None  # A pattern of trained files in `start`, which training can begin with.
+    own: str | None = None  # The `start` that means the target's own files.
+    drafter: type[Any] | None = None  # The class that such files are loaded as, which `adapt` trains further.
+
+
+KINDS: Registry[TrainingKind] = Registry(
+    "kind of drafter in training",
+    {name: f"treespec.training.{name}:KIND" for name in ("eagle3", "dflash", "mtp", "draft_model")},
+)
 
 
 @dataclass(frozen=True)
@@ -31,9 +51,9 @@ class TrainingConfig:
             "mtp", a layer for multi-token prediction in Qwen's layout, see `load_mtp`; or "draft_model", some of the
             target's own layers.
         draft_vocab_size: tokens that a head can draft, the most frequent ones of the texts; other kinds have all.
-        num_layers: decoder layers of the drafter; None: see `KINDS`.
+        num_layers: decoder layers of the drafter; None: the kind's usual number.
         hidden_layers: the target's hidden states that a head fuses, see `HiddenStates`; None: EAGLE-3's choice.
-        num_depths: tokens ahead: EAGLE-3's unrolled steps, a DSpark head's block size; None: see `KINDS`.
+        num_depths: tokens ahead: EAGLE-3's unrolled steps, a DSpark head's block size; None: as `num_layers`.
         markov_rank: of a DSpark head's bigram bias, 0 for no bias.
         num_anchors: a DSpark head's blocks per text and step, at random positions.
         mask_token: stands in blocks for the tokens to be drafted; None: one that the texts do not use.
@@ -90,7 +110,7 @@ class TrainingConfig:
         self._check_numbers()
         if self.max_length < 2 + self.depths:
             raise ConfigError(f"max_length must be above num_depths + 1 = {self.depths + 1}, got {self.max_length}")
-        if self.kind == "dflash" and self.depths < 2:
+        if KINDS[self.kind].is_block and self.depths < 2:
             raise ConfigError(f"num_depths must be 2 or more for a block, got {self.depths}")
         if self.num_steps is not None and self.minutes is not None:
             raise ConfigError(f"num_steps={self.num_steps} and minutes={self.minutes} exclude each other: give one")
@@ -116,12 +136,12 @@ class TrainingConfig:
     @property
     def depths(self) -> int:
         """`num_depths` or its default."""
-        return self.num_depths or KINDS[self.kind][0]
+        return self.num_depths or KINDS[self.kind].num_depths
 
     @property
     def layers(self) -> int:
         """`num_layers` or its default."""
-        return self.num_layers or KINDS[self.kind][1]
+        return self.num_layers or KINDS[self.kind].num_layers
 
 
 def parse_settings(settings: Iterable[str], kind: str | None = None) -> dict[str, Any]:
@@ -139,7 +159,8 @@ def parse_settings(settings: Iterable[str], kind: str | None = None) -> dict[str
             raise ConfigError(f"there is no setting {name!r}; known are {', '.join(types)}")
         parsed[name] = _parse(name, types[name], text.strip())
     kind = parsed.get("kind", kind)
-    for name in sorted(set(parsed) & set(UNUSED.get(kind or "", ()))):
+    unused = KINDS[kind].unused if kind is not None and kind in KINDS else ()
+    for name in sorted(set(parsed) & set(unused)):
         raise ConfigError(f"{name} does not apply to a drafter of the kind {kind}: leave it out")
     return parsed
 

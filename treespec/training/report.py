@@ -14,6 +14,7 @@ import torch
 from treespec.hf.machine import processor
 from treespec.lab.tables import markdown_table
 from treespec.training.evaluate import Evaluation
+from treespec.training.options import KINDS
 from treespec.training.state import Progress
 
 CARD = """---
@@ -42,7 +43,6 @@ model.generate(**inputs, custom_generate=treespec.TreeSpeculation(drafter, tree=
 
 {lengths}
 """
-NAMES = {"eagle3": "EAGLE-3 head", "dflash": "DSpark head", "mtp": "MTP layer", "draft_model": "Draft model"}
 
 
 def write_report(folder: Path, about: Mapping[str, Any], progress: Progress, evaluation: Evaluation) -> None:
@@ -65,11 +65,7 @@ def write_report(folder: Path, about: Mapping[str, Any], progress: Progress, eva
 def model_card(about: Mapping[str, Any], progress: Progress, evaluation: Evaluation) -> str:
     """Markdown: what the drafter is, how to use it, what it was trained on and for how long, what was measured."""
     config, model = about["config"], about["model"] or "the target"
-    load = 'treespec.load_drafter("THIS FOLDER", model)'
-    if config["kind"] == "draft_model":
-        load = 'AutoModelForCausalLM.from_pretrained("THIS FOLDER")'
-    if config["kind"] == "mtp":
-        load = 'treespec.load_mtp(model, "THIS FOLDER")'
+    kind = KINDS[config["kind"]]
     passes = progress.num_tokens / about["num_tokens"]
     facts = [
         f"Data: {about['num_tokens']:,} tokens in {about['num_texts']:,} texts that {model} wrote itself; "
@@ -82,10 +78,10 @@ def model_card(about: Mapping[str, Any], progress: Progress, evaluation: Evaluat
     ]
     return CARD.format(
         base=f"base_model: {model}\n" if about["model"] else "",
-        name=NAMES[config["kind"]],
+        name=kind.name,
         model=model,
         size=about["num_weights"] / 1e6,
-        load=load,
+        load=kind.load,
         facts="\n".join(f"- {fact}" for fact in facts if fact),
         num_positions=evaluation.num_positions,
         num_greedy=evaluation.num_greedy_positions,

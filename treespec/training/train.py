@@ -1,29 +1,20 @@
 """Training a drafter for a model from texts that the model wrote."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from treespec.errors import ConfigError
-from treespec.heads.eagle3.module import Eagle3Head
-from treespec.heads.mtp.module import MtpHead
 from treespec.hf.introspect import input_device, num_logits, position_table_size
 from treespec.training.data import FeatureSet, check_texts
-from treespec.training.dflash import make_dflash
-from treespec.training.draft_model import make_draft_model
-from treespec.training.eagle3 import make_eagle3
 from treespec.training.evaluate import Evaluation
 from treespec.training.features import FeatureReader
-from treespec.training.heads import trained_head, usual_layers
 from treespec.training.loop import Run
-from treespec.training.mtp import make_mtp
-from treespec.training.objective import Learner, Objective
-from treespec.training.options import TrainingConfig
+from treespec.training.objective import Objective
+from treespec.training.options import KINDS, TrainingConfig
 from treespec.training.report import machine, write_report
 from treespec.training.state import Progress
 from treespec.training.text.texts import Texts, join
@@ -97,17 +88,17 @@ def _start(
     on_tokens: Callable[[int], object],
 ) -> Run:
     """The run at its beginning, or where it was interrupted; features are kept in the folder `cache`."""
-    device, layers = input_device(model), fused_layers(model, config)
+    device = input_device(model)
     for given in (texts, held_out or texts):
         check_texts(given, num_logits(model))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
-        learner = make_learner(model, texts, layers, config)
+        learner = KINDS[config.kind].make(model, texts, config)
     # A text that fills the model's positions is one token longer than what the model reads.
     max_length = min(config.max_length, position_table_size(model) or config.max_length)
-    reader, max_bytes = FeatureReader(model, layers, is_mixed=config.is_mixed), config.max_cache_gb * 1e9
+    reader = FeatureReader(model, learner.reads.get("hidden_layers", ()), is_mixed=config.is_mixed)
     every = texts if held_out is None else join([held_out, texts])
-    features = FeatureSet(every, reader, cache, max_length, max_bytes, device, on_tokens)
+    features = FeatureSet(every, reader, cache, max_length, config.max_cache_gb * 1e9, device, on_tokens)
     objective = Objective(learner, num_logits(model), config.depth_decay).to(device)
     return Run(objective, features, config, folder, None if held_out is None else len(held_out.lengths))
 
@@ -122,55 +113,3 @@ def _about(objective: Objective, texts: Texts, config: TrainingConfig) -> dict[s
         "coverage": float(torch.isin(texts.tokens, objective.learner.target_ids.cpu()).float().mean()),
         "num_weights": sum(weight.numel() for weight in objective.parameters() if weight.requires_grad),
     }
-
-
-def fused_layers(model: PreTrainedModel, config: TrainingConfig) -> tuple[int, ...]:
-    """The target's hidden states that a head reads; a draft model reads none. For errors see `train`."""
-    if config.kind == "draft_model":
-        return ()
-    count = model.config.get_text_config().num_hidden_layers
-    if config.kind == "mtp":
-        return (count,)
-    layers = config.hidden_layers or usual_layers(count)
-    if not set(layers) <= set(range(count)) or len(set(layers)) < len(layers):
-        raise ConfigError(f"hidden_layers must be different numbers from 0 to {count - 1}, got {list(layers)}")
-    return layers
-
-
-def make_learner(model: PreTrainedModel, texts: Texts, hidden_layers: Sequence[int], config: TrainingConfig) -> Learner:
-    """A fresh drafter of the kind in `config`; for errors see `train`."""
-    if config.kind == "draft_model":
-        return make_draft_model(model, config)
-    vocab_size, trained = num_logits(model), trained_head(model, config)
-    if trained is not None and len(trained.target_ids) == config.draft_vocab_size:
-        target_ids = trained.target_ids.cpu()
-    else:
-        target_ids = choose_vocabulary(texts.tokens, texts.top, vocab_size, config.draft_vocab_size)
-    if config.kind == "mtp":
-        assert not isinstance(trained, Eagle3Head)
-        return make_mtp(model, target_ids, config, trained)
-    if config.kind == "eagle3":
-        assert not isinstance(trained, MtpHead)
-        return make_eagle3(model, target_ids, hidden_layers, config, trained)
-    mask_token = config.mask_token
-    if mask_token is None:  # The last of the least used ones.
-        counts = texts.tokens.bincount(minlength=vocab_size)
-        mask_token = int((counts == counts.min()).nonzero()[-1])
-    if not 0 <= mask_token < vocab_size:
-        raise ConfigError(f"mask_token must be one of {vocab_size} tokens, got {mask_token}")
-    return make_dflash(model, target_ids, hidden_layers, mask_token, config)
-
-
-def choose_vocabulary(tokens: Tensor, top: Tensor, vocab_size: int, size: int) -> Tensor:
-    """The `size` most frequent tokens, ascending int64, or all (FR-Spec, Zhao et al. 2025); arguments as in `Texts`.
-
-    Ties go to those that are more often among the probable next tokens.
-    """
-    if size >= vocab_size:
-        return torch.arange(vocab_size, device="cpu")
-    counts = tokens.bincount(minlength=vocab_size)
-    probable = top[top >= 0].long().bincount(minlength=vocab_size)
-    # Two stable sorts, the second criterion first.
-    order = probable.argsort(descending=True, stable=True)
-    order = order[counts[order].argsort(descending=True, stable=True)]
-    return order[:size].sort().values

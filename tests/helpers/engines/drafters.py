@@ -7,28 +7,24 @@ from dataclasses import replace
 import torch
 
 from treespec import KAry, TreeBatch
+from treespec.drafters.base import SessionSource
 from treespec.protocols import Frontier, Proposal, Session, VerifiedStep
 
 VOCAB = 5
 TABLE = torch.softmax(torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(5)), -1)
 
 
-class Bigram:
+class Bigram(SessionSource):
     """Draws children without replacement from a distribution that depends on the last token."""
 
     def start(self, session: Session) -> None:
-        self._session, self.is_sampling, self.generator = session, session.is_sampling, session.generator
-
-    @property
-    def root_tokens(self) -> torch.Tensor:
-        return self._session.history.last_tokens
+        self._session = session
 
     def expand(self, frontier: Frontier) -> Proposal:
         return Proposal(TABLE[frontier.tokens])
 
     def propose(self, max_depth: int) -> TreeBatch:
-        assert self._session.policy is not None
-        return self._session.policy.grow(self, max_depth)
+        return self._policy.grow(self, max_depth)
 
     def update(self, step: VerifiedStep) -> None: ...
 

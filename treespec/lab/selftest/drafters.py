@@ -13,8 +13,8 @@ from treespec.testing import Context, Continuations
 from treespec.tree import TokenTree, TreeBatch
 
 
-class _Static(SessionSource):
-    """Learns nothing, and remembers where the prompt ended."""
+class Static(SessionSource):
+    """Base of drafters that learn nothing; it remembers where the prompt ended."""
 
     def start(self, session: Session) -> None:
         self._session, self._start = session, session.history.lengths[0]
@@ -26,7 +26,7 @@ class _Static(SessionSource):
         pass
 
 
-class Planted(_Static):
+class Planted(Static):
     """Random small trees of point masses, with the true token at a random rank of each level.
 
     Args:
@@ -80,7 +80,7 @@ class Planted(_Static):
         return wrong
 
 
-class TableDrafter(_Static):
+class TableDrafter(Static):
     """Draws from the table's distributions, flattened and disturbed by noise: half of what is drafted is rejected."""
 
     def __init__(self, table: Continuations, vocab_size: int) -> None:
