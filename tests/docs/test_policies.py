@@ -7,7 +7,7 @@ from helpers.doc_snippets import run_page
 from helpers.toy_models import TableLM, TableSource
 
 from treespec import literature, policies
-from treespec.policies.control.control import CHAIN_LENGTHS, MOST_NODES, TREE_SIZES
+from treespec.policies.control.control import CHAIN_LENGTHS, DRAWN_SIZES, MOST_NODES, TREE_SIZES
 from treespec.verification.rule import BaseRule
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
@@ -48,7 +48,8 @@ def test_children_are_what_the_table_says():
 
 
 def test_what_the_control_chooses_among_is_on_the_page():
-    trees = f"best-first trees of {TREE_SIZES[0]} to {TREE_SIZES[-1]} nodes ({MOST_NODES} on accelerators"
+    least = f"{TREE_SIZES[0]} (sampling: {DRAWN_SIZES[0]})"
+    trees = f"best-first trees of {least} to {TREE_SIZES[-1]} nodes ({MOST_NODES} on accelerators"
     chains = f"chains of {CHAIN_LENGTHS[0]} to {CHAIN_LENGTHS[-1]} tokens where only chains can be run)"
     assert f"{trees}; {chains}" in " ".join(PAGE.split())
 
