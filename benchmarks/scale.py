@@ -9,9 +9,7 @@ texts: all are drafted, and of each the nodes above one value, the best of `LEAS
 
     python -m benchmarks.trained_drafters head=shipped --chains 1 2 3 4 6 --trees 4 8 16 32 64 \\
         --spec-bench question.jsonl --output head.json
-    python -m benchmarks.trained_drafters head=shipped --chains --trees 2 4 8 16 32 64 --temperatures 'T = 0' \\
-        --spec-bench question.jsonl --output sharing.json
-    python -m benchmarks.scale head.json sharing.json
+    python -m benchmarks.scale head.json
 """
 
 import json
