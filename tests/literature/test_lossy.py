@@ -10,7 +10,6 @@ import torch
 from treespec.errors import ConfigError, RuleMismatchError
 from treespec.literature import EnsembleVerification, ThresholdAcceptance, TypicalAcceptance
 from treespec.testing import (
-    TOY_SCHEMES,
     FixedShape,
     RandomDistributions,
     ToyDrafter,
@@ -19,7 +18,7 @@ from treespec.testing import (
     enumerate_traces,
     exact_distribution,
 )
-from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
+from treespec.tree import IID, MIXED, SELECTED, WITHOUT_REPLACEMENT, TokenTree, TreeBatch
 from treespec.verification import RULES, GivenUniforms, TargetWalk, resolve, supporting_rules
 
 LOSSY = [TypicalAcceptance(), EnsembleVerification(), ThresholdAcceptance()]
@@ -45,7 +44,7 @@ def test_none_is_ever_chosen_or_recommended():
     assert all(RULES[rule.name] == rule for rule in LOSSY)
 
 
-@pytest.mark.parametrize("scheme", TOY_SCHEMES)
+@pytest.mark.parametrize("scheme", [MIXED, WITHOUT_REPLACEMENT])
 def test_thresholds_of_one_are_the_target_walk(scheme):
     rule = ThresholdAcceptance(single=1, accumulated=1)
     for target, drafts in distribution_pairs(3, is_exact=True).values():
@@ -74,7 +73,7 @@ def test_thresholds_accept_what_they_say():
     children, rest = accepts(ThresholdAcceptance(single=1.0, accumulated=0.4))
     assert children == pytest.approx([0.05 / 0.4, 0.15 / 0.4, 0.5])
     assert rest.tolist() == [0, 0, 0, 0]
-    children, rest = accepts(ThresholdAcceptance(single=0.3, accumulated=1.0))
+    children, _ = accepts(ThresholdAcceptance(single=0.3, accumulated=1.0))
     assert children == pytest.approx([0.05, 0.15, 0.8])
     children, rest = accepts(ThresholdAcceptance(single=1.0, accumulated=0.8))
     assert children == pytest.approx([0.05 / 0.8, 0.15 / 0.8, 0.3 / 0.8])
@@ -97,11 +96,6 @@ def test_the_ensemble_has_exactly_the_ensembles_distribution(scheme):
         assert emitted.mean_accepted == accepted.mean_accepted
         first = emitted.probs.sum((1, 2)), truth.target_probs.sum((1, 2))
         assert abs(first[0] - first[1]).max() == 0
-
-
-def test_the_ensemble_with_all_weight_on_the_target_is_lossless():
-    for target, drafts in distribution_pairs(3, is_exact=True).values():
-        assert_lossless(EnsembleVerification(1), ToyDrafter(WITHOUT_REPLACEMENT, TREE, drafts), target)
 
 
 def test_typical_acceptance_keeps_the_longest_then_the_likeliest_path():
@@ -136,15 +130,12 @@ def test_typical_acceptance_compares_with_the_entropy():
     assert not is_accepted(1.0, epsilon=0.21)
 
 
-@pytest.mark.parametrize("rule", [TypicalAcceptance(), ThresholdAcceptance()], ids=lambda rule: rule.name)
-def test_on_one_hot_targets_they_are_the_target_walk(rule):
+def test_on_one_hot_targets_typical_acceptance_is_the_target_walk():
     target, drafts = distribution_pairs(3, is_exact=True)["one-hot target"]
     for scheme in (SELECTED, WITHOUT_REPLACEMENT):
         drafter = ToyDrafter(scheme, TREE, drafts)
-        assert (
-            assert_lossless(rule, drafter, target).mean_accepted
-            == exact_distribution(TargetWalk(), drafter, target).mean_accepted
-        )
+        ours, walk = (exact_distribution(rule, drafter, target) for rule in (TypicalAcceptance(), TargetWalk()))
+        assert (ours.error, ours.mean_accepted) == (0, walk.mean_accepted)
 
 
 def test_misuse_is_named():

@@ -16,7 +16,7 @@ from treespec.tree import IID, SELECTED
 
 
 @given(*(st.integers(1, most) for most in (5, 4, 4, 6)), st.integers(0, 99), st.booleans(), st.booleans())
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 def test_a_level_has_as_many_nodes_as_there_are_paths(
     width, depth, max_depth, vocab_size, seed, is_sparse, is_sampling
 ):
@@ -55,10 +55,10 @@ def draws_of(probs, k):
     return distribution
 
 
-@pytest.mark.parametrize(("depth", "width"), [(1, 2), (2, 1), (2, 2), (3, 2), (2, 3)])
+@pytest.mark.parametrize(("depth", "width"), [(2, 1), (2, 3), (3, 2)])
 def test_a_level_holds_paths_drawn_without_replacement(depth, width):
     """Kool et al. 2019, section 4: in the order of arrival."""
-    num_rows = 4_000
+    num_rows = 2_000
     source = TableSource([1] * num_rows, TableLM(3, seed=5, scale=1.2), dtype=torch.float64)
     batch = StochasticBeam(width, depth).grow(source, depth)
     counts = Counter(
@@ -80,15 +80,8 @@ def test_without_sampling_it_is_beam_search():
             beam = sorted(reached, key=lambda path: -probs[path])[:3]
             expected |= set(beam)
         assert {token_path(tree, node)[1:] for node in range(1, tree.num_nodes)} == expected
-
-
-def test_a_beam_of_one_is_a_chain():
-    beam = StochasticBeam(1, 2).grow(TableSource([0, 1], TableLM(3, seed=1)), 9)
-    assert beam.is_chain
-    assert beam.sampling_schemes == {IID}
-
-
-def test_options():
     assert StochasticBeam(2, 2, SELECTED).grow(TableSource([0], TableLM(4)), 9).sampling_schemes == {SELECTED}
     candidates = TableSource([0], TableLM(4), num_candidates=3)
     assert StochasticBeam(2, 2).grow(candidates, 9).sampling_schemes == {SELECTED}
+    chain = StochasticBeam(1, 2).grow(TableSource([0, 1], TableLM(3, seed=1)), 9)
+    assert (chain.is_chain, chain.sampling_schemes) == (True, {IID})

@@ -1,5 +1,6 @@
 """The optimum at a node: against linear programmes."""
 
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -11,7 +12,7 @@ import torch
 from scipy.optimize import linprog
 
 from treespec.errors import ConfigError
-from treespec.literature.optimum import nodes, optimum_iid, optimum_mixed, optimum_selected, optimum_without_replacement
+from treespec.literature.optimum import optimum_iid, optimum_mixed, optimum_selected, optimum_without_replacement
 
 Pairs = dict[frozenset[int], float]
 
@@ -50,7 +51,7 @@ def random_probs(rng: np.random.Generator, vocab: int) -> np.ndarray:
 @pytest.mark.parametrize("is_without_replacement", [False, True])
 def test_per_node_optimum_is_that_of_the_linear_programme(is_without_replacement):
     rng = np.random.default_rng(5)
-    for _ in range(60):
+    for _ in range(30):
         vocab, k = int(rng.integers(1, 6)), int(rng.integers(1, 5))
         target, draft = random_probs(rng, vocab), random_probs(rng, vocab)
         if is_without_replacement:
@@ -76,8 +77,7 @@ def exact_inside(draft: list[Fraction], k: int) -> list[Fraction]:
     return inside
 
 
-@pytest.mark.parametrize("tolerance", [1e-4, 1e-6, 1e-9, 1e-11])
-@pytest.mark.parametrize("k", [2, 3, 4, 5])
+@pytest.mark.parametrize(("k", "tolerance"), [(2, 1e-9), (3, 1e-4), (4, 1e-11)])
 def test_quadrature_keeps_its_bound(k, tolerance):
     rng = np.random.default_rng(k)
     for scale in (1, 20, 400):
@@ -95,32 +95,7 @@ def test_quadrature_keeps_its_bound(k, tolerance):
         assert abs(found - expected) <= error + 1e-11
 
 
-def panels_bound(k: int, num_points: int, rho: float) -> float:
-    """The error over all panels, by the docstring of `_race`."""
-    long, short = (rho + 1 / rho) / 4, (rho - 1 / rho) / 4
-    slant = math.sqrt(1 + short**2 / (1.5**2 - long**2))
-    panels = (1 / math.log(2) + 1 / math.e) / (2 * (1.5 - long))
-    return 64 / 15 * (1 + slant ** (k - 1)) * panels * rho ** (2 - 2 * num_points) / (1 - rho**-2)
-
-
-@pytest.mark.parametrize("k", range(3, 17))
-def test_the_panels_points_are_enough(k):
-    assert min(panels_bound(k, nodes._POINTS, rho) for rho in np.linspace(2.0, 5.7, 38)) <= nodes._PANEL_ERROR
-
-
-def test_more_siblings_and_no_replacement_never_cost_acceptance():
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(2, 2000, generator=generator) * 2
-    target, draft = logits.softmax(-1)
-    iid = [float(optimum_iid(target, draft, k)) for k in (1, 2, 3, 4, 8)]
-    without = [optimum_without_replacement(target, draft, k).value for k in (1, 2, 3, 4, 8)]
-    assert iid == sorted(iid)
-    assert without == sorted(without)
-    assert iid[0] == pytest.approx(float(torch.minimum(target, draft).sum()), abs=1e-6)
-    assert all(b >= a - 1e-9 for a, b in zip(iid, without, strict=True))
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 8, 16])
+@pytest.mark.parametrize("k", [1, 2, 3, 16])
 def test_edge_distributions(k):
     one_hot = torch.eye(4, dtype=torch.float64)
     uniform = torch.full((4,), 0.25, dtype=torch.float64)
@@ -139,7 +114,7 @@ def test_edge_distributions(k):
 
 def test_selected_and_mixed_are_those_of_the_linear_programme():
     rng = np.random.default_rng(2)
-    for _ in range(40):
+    for _ in range(20):
         vocab = int(rng.integers(3, 7))
         target, draft = random_probs(rng, vocab), rng.dirichlet(np.ones(vocab))
         selected = np.argsort(-draft)[: int(rng.integers(1, vocab - 1))]
@@ -153,17 +128,14 @@ def test_selected_and_mixed_are_those_of_the_linear_programme():
         assert float(only) == pytest.approx(transport_optimum(target, {frozenset(selected.tolist()): 1.0}), abs=1e-8)
 
 
-def test_where_nothing_is_left_to_sample_only_the_selected_count():
+def test_where_nothing_is_left_to_sample_only_the_selected_count_and_leading_axes_are_batched():
     target = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     assert float(optimum_mixed(target, torch.zeros(3), torch.tensor([0]))) == pytest.approx(0.2)
     drafts = torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     found = optimum_mixed(target.expand(2, -1), drafts, torch.tensor([[0], [0]]))
     assert found.tolist() == pytest.approx([0.2, 0.7])
 
-
-def test_leading_axes_are_batched():
-    generator = torch.Generator().manual_seed(0)
-    target, draft = torch.randn(2, 3, 5, 9, generator=generator).softmax(-1)
+    target, draft = torch.randn(2, 3, 5, 9, generator=torch.Generator().manual_seed(0)).softmax(-1)
     found = optimum_iid(target, draft, 2)
     assert found.shape == (3, 5)
     assert found[1, 4] == optimum_iid(target[1, 4], draft[1, 4], 2)
@@ -185,41 +157,22 @@ def test_misuse_is_named(call, words):
 
 
 EMPTY, DISTRIBUTION = torch.zeros(3), torch.tensor([0.2, 0.5, 0.3])
-NOT_DISTRIBUTIONS = {
-    "logits": torch.tensor([2.0, -1.0, 0.5]),
-    "NaN": torch.tensor([0.5, torch.nan, 0.5]),
-    "negative": torch.tensor([1.5, -0.5, 0.0]),
-    "sum": DISTRIBUTION * 2,
-    "integers": torch.tensor([0, 1, 0]),
-}
-FUNCTIONS = {
-    "iid": lambda target, draft: optimum_iid(target, draft, 2),
-    "without": lambda target, draft: optimum_without_replacement(target, draft, 2),
-    "mixed": lambda target, draft: optimum_mixed(target, draft, torch.tensor([0])),
-}
+NOT_DISTRIBUTIONS = [*map(torch.tensor, ([0.5, torch.nan, 0.5], [1.5, -0.5, 0.0], [0.4, 1.0, 0.6], [0, 1, 0]))]
+MIXED = functools.partial(optimum_mixed, selected=torch.tensor([0]))
+FUNCTIONS = [functools.partial(optimum_iid, k=2), functools.partial(optimum_without_replacement, k=2), MIXED]
 
 
-@pytest.mark.parametrize("name", NOT_DISTRIBUTIONS)
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_invalid_distributions_are_refused(function, name):
-    with pytest.raises(ConfigError, match="target_probs must"):
-        FUNCTIONS[function](NOT_DISTRIBUTIONS[name], DISTRIBUTION)
-    with pytest.raises(ConfigError, match="draft_probs must"):
-        FUNCTIONS[function](DISTRIBUTION, NOT_DISTRIBUTIONS[name])
-    with pytest.raises(ConfigError, match="target_probs must"):
-        optimum_selected(NOT_DISTRIBUTIONS[name], torch.tensor([0]))
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: optimum_iid(DISTRIBUTION, EMPTY, 2),
-        lambda: optimum_without_replacement(DISTRIBUTION, EMPTY, 2),
-        lambda: optimum_without_replacement(EMPTY, DISTRIBUTION, 2),
-        lambda: optimum_mixed(EMPTY, EMPTY, torch.tensor([0])),
-        lambda: optimum_iid(torch.zeros(0), torch.zeros(0), 1),
-    ],
-)
-def test_an_empty_distribution_is_refused_where_it_means_nothing(call):
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.func.__name__)
+def test_invalid_distributions_are_refused(function):
+    for wrong in NOT_DISTRIBUTIONS:
+        with pytest.raises(ConfigError, match="target_probs must"):
+            function(wrong, DISTRIBUTION)
+        with pytest.raises(ConfigError, match="draft_probs must"):
+            function(DISTRIBUTION, wrong)
+        with pytest.raises(ConfigError, match="target_probs must"):
+            optimum_selected(wrong, torch.tensor([0]))
     with pytest.raises(ConfigError, match="must"):
-        call()
+        function(EMPTY, EMPTY)
+    if function is not MIXED:  # Which needs nothing to sample from.
+        with pytest.raises(ConfigError, match="draft_probs must"):
+            function(DISTRIBUTION, EMPTY)

@@ -13,7 +13,7 @@ from treespec.literature.optimum import path_bound, shape_inclusion, tree_bound
 from treespec.testing import FixedShape, RandomDistributions, ToyDrafter, enumerate_traces
 from treespec.tree import IID, WITHOUT_REPLACEMENT, parents_of_paths
 
-SHAPES = ["[(0,), (1,), (0, 0), (0, 1), (1, 0)]", "[(0,), (0, 0)]", "[(0,), (1,), (0, 0), (0, 1)]"]
+SHAPES = ["[(0,), (1,), (0, 0), (0, 1), (1, 0)]", "[(0,), (1,), (0, 0), (0, 1)]"]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -64,9 +64,8 @@ def whole_tree_optimum(drafter: ToyDrafter, target: RandomDistributions) -> floa
     return -linprog(value, A_ub=rows, b_ub=limits, A_eq=roots, b_eq=list(sets.values()), method="highs").fun
 
 
-@pytest.mark.parametrize("scheme", [IID, WITHOUT_REPLACEMENT])
-@pytest.mark.parametrize("seed", range(4))
-def test_tree_bound_is_never_below_the_whole_tree_programme(scheme, seed):
+@pytest.mark.parametrize(("seed", "scheme"), [(0, IID), (1, WITHOUT_REPLACEMENT)])
+def test_tree_bound_is_never_below_the_whole_tree_programme(seed, scheme):
     shape = FixedShape.from_paths(SHAPES[0])
     draft, target = RandomDistributions(2, seed=seed), RandomDistributions(2, seed=seed + 50)
     optimum = whole_tree_optimum(ToyDrafter(scheme, shape, (draft,)), target)
@@ -86,10 +85,10 @@ def test_tree_bound_is_attained_on_chains_and_by_one_node():
     assert bound == pytest.approx(target(())[0] + target(())[1] + target(())[0] * target((0,))[2])
 
 
-@pytest.mark.parametrize("parents", [[], [0], [-1, -1], [-1, 1], [-1, 0, 2]])
-def test_a_shape_that_is_not_a_tree_is_refused(parents):
-    with pytest.raises(ConfigError, match="parents must begin with -1"):
-        shape_inclusion(parents, RandomDistributions(3, seed=1))
+def test_a_shape_that_is_not_a_tree_is_refused():
+    for parents in ([], [0], [-1, -1], [-1, 1], [-1, 0, 2]):
+        with pytest.raises(ConfigError, match="parents must begin with -1"):
+            shape_inclusion(parents, RandomDistributions(3, seed=1))
 
 
 def test_path_bound_has_the_tree_bound_as_its_mean():

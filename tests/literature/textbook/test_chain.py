@@ -70,7 +70,7 @@ def with_bonus(tokens, draft, target, generator, module=chain) -> list[int]:
     return module.speculative_decoding_verify(tokens, draft, target, 3, generator=generator)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_tokens", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_speculative_decode_has_exactly_the_targets_distribution(num_tokens):
     def decode(tokens, draft, target, generator):
         return speculative_decode(target, draft, tokens, generator=generator)
@@ -108,7 +108,7 @@ def random_distributions(rng, rows: int, vocab: int) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_torch_follows_the_global_state_coin_first(dtype):
-    for seed in range(50):
+    for seed in range(20):
         rng = np.random.default_rng(seed)
         draft, target = (torch.as_tensor(random_distributions(rng, 4, 6)).to(dtype) for _ in range(2))
         tokens = torch.tensor([int(rng.choice(6, p=row / row.sum())) for row in draft.double().numpy()])
@@ -137,37 +137,31 @@ def test_arrays_follow_numpys_global_state():
     assert len(set(map(tuple, found[0]))) > 1
 
 
-ROWS_IN = {
-    "tensor": torch.as_tensor,
-    "array": np.asarray,
-    "list of lists": np.ndarray.tolist,
-    "list of arrays": list,
-    "list of tensors": lambda rows: [torch.as_tensor(row) for row in rows],
-    "tuple of tuples": lambda rows: tuple(map(tuple, rows)),
-}
+ROWS_IN: tuple[Callable, ...] = (
+    torch.as_tensor,
+    np.asarray,
+    np.ndarray.tolist,
+    list,
+    lambda rows: [torch.as_tensor(row) for row in rows],
+    lambda rows: tuple(map(tuple, rows)),
+)
 
 
-@pytest.mark.parametrize("draft_form", ROWS_IN)
-@pytest.mark.parametrize("target_form", ROWS_IN)
-def test_every_form_of_input_goes_with_every_other(target_form, draft_form):
+def test_every_form_of_input_goes_with_every_other():
     target, draft = np.array(TARGET) / 4, np.array(DRAFT) / 4
-    forms = (draft, target), (ROWS_IN[draft_form](draft), ROWS_IN[target_form](target))
-    for seed in range(10):
+    for seed, target_form, draft_form in product(range(3), ROWS_IN, ROWS_IN):
         found = [
-            speculative_decoding_verify([0, 1, 2], d, t, 3, generator=np.random.default_rng(seed)) for d, t in forms
+            speculative_decoding_verify([0, 1, 2], d, t, 3, generator=np.random.default_rng(seed))
+            for d, t in ((draft, target), (draft_form(draft), target_form(target)))
         ]
         assert found[0] == found[1]
 
 
-def test_equal_distributions_keep_every_token_and_disjoint_ones_none():
+def test_equal_distributions_keep_every_token_disjoint_ones_none_and_no_drafts_leave_the_bonus():
     probs = torch.softmax(torch.arange(40.0).view(4, 10).sin(), dim=-1)
-    assert speculative_decode(probs, probs, torch.tensor([2, 5, 1, 8])) == [2, 5, 1, 8]
+    assert speculative_decode(probs.half(), probs.half(), torch.tensor([2, 5, 1, 8])) == [2, 5, 1, 8]
     assert speculative_decode([[0.0, 1.0]], [[1.0, 0.0]], [0]) == [1]
     assert speculative_decode([[1.0]], [[1.0]], [0]) == [0]
-    assert speculative_decode(probs.half(), probs.half(), torch.tensor([0, 1, 2, 3])) == [0, 1, 2, 3]
-
-
-def test_no_draft_tokens_leave_the_bonus_token_only():
     assert speculative_decoding_verify([], np.zeros((0, 2)), [[0.0, 1.0]], 2) == [1]
     assert speculative_decoding_verify([], [], [], 2) == []
     assert simulate_round([], [[0.25, 0.75]], [], [])["accepted_tokens"] == [1]
@@ -188,24 +182,6 @@ def test_simulate_round_follows_its_statement():
     assert without_bonus_row["accepted_tokens"] == [0, 1]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_simulate_round_agrees_with_an_independent_loop(seed):
-    rng = np.random.default_rng(seed)
-    draft, target, coins = random_distributions(rng, 4, 5), random_distributions(rng, 5, 5), rng.random(4)
-    tokens = rng.integers(0, 5, 4)
-    expected, kept = [], 0
-    for i, token in enumerate(tokens):
-        if coins[i] >= min(1, target[i, token] / draft[i, token]):
-            expected.append(int(np.argmax(np.maximum(target[i] - draft[i], 0))))
-            break
-        expected.append(int(token))
-        kept += 1
-    else:
-        expected.append(int(np.argmax(target[4])))
-    out = simulate_round(draft, target, tokens, coins)
-    assert out == {"accepted_tokens": expected, "num_generated": len(expected), "acceptance_rate": round(kept / 4, 4)}
-
-
 def test_explain_round_reports_both_readings_and_a_round_without_a_rejection():
     round_ = explain_round([0.3, 0.2, 0.1, 0.5], [0.2, 0.4, 0.5, 0.5], [0.99, 0.4, 0.6, 0.0])
     assert [step.verdict for step in round_.steps] == ["accepted", "accepted", "rejected", "discarded"]
@@ -222,25 +198,19 @@ def test_explain_round_reports_both_readings_and_a_round_without_a_rejection():
     assert "no token was rejected" in str(round_)
 
 
-def test_a_coin_equal_to_the_ratio_is_where_the_two_rounds_differ():
+def test_a_coin_equal_to_the_ratio_accepts_on_the_decimals_as_written():
     assert explain_round([0.25], [0.5], [0.5]).num_accepted == 1
-    assert simulate_round([[0.5, 0.5]], [[0.25, 0.75]], [0], [0.5])["acceptance_rate"] == 0.0
-
-
-@pytest.mark.parametrize("form", [list, np.array, torch.tensor, lambda x: np.array(x, dtype=np.float32)])
-def test_a_coin_equal_to_the_ratio_accepts_on_the_decimals_as_written(form):
-    # In binary .06 / .2 < .3: float arithmetic would reject.
-    assert explain_round(form([0.06]), form([0.2]), form([0.3])).num_accepted == 1
-    assert explain_round(form([0.06]), form([0.2]), form([0.3001])).num_accepted == 0
+    assert simulate_round([[0.5, 0.5]], [[0.25, 0.75]], [0], [0.5])["acceptance_rate"] == 0.0, "where the two differ"
+    for form in (list, np.array, torch.tensor, lambda x: np.array(x, dtype=np.float32)):
+        # In binary .06 / .2 < .3: float arithmetic would reject.
+        assert explain_round(form([0.06]), form([0.2]), form([0.3])).num_accepted == 1
+        assert explain_round(form([0.06]), form([0.2]), form([0.3001])).num_accepted == 0
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: speculative_decode([[0.5, 0.6]], [[0.5, 0.5]], [0]),
-            r"target_probs\[0\] must be a probability distribution",
-        ),
+        (lambda: speculative_decode([[0.5, 0.6]], [[0.5, 0.5]], [0]), r"target_probs\[0\] must be a probability dist"),
         (lambda: speculative_decode([[0.5, 0.5]], [[1.0, 0.0]], [1]), "probability zero"),
         (lambda: speculative_decode([[0.5, 0.5]] * 2, [[0.5, 0.5]], [0]), "1 draft tokens need"),
         (lambda: speculative_decode([[0.5, 0.5]], [[0.5, 0.25, 0.25]], [0]), "vocabularies differ"),
