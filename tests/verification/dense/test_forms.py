@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import weakref
+from itertools import product
 
 import numpy as np
 import pytest
@@ -32,14 +33,13 @@ from treespec.verification.dispatch import verify_batch, verify_greedy
 TREE_RULES = ("target_walk", "recursive", "traversal")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dtypes_may_differ(dtype: torch.dtype) -> None:
+def test_dtypes_may_differ() -> None:
     rng = np.random.default_rng(1)
-    trees, target_probs = as_batch([random_drafted(rng, 4) for _ in range(300)])
+    trees, target_probs = as_batch([random_drafted(rng, 4) for _ in range(100)])
     assert trees.draft_probs is not None
     coins, draws = (torch.from_numpy(rng.random(trees.tokens.shape)) for _ in range(2))
-    for distributions_dtype in (torch.float32, torch.float64):
-        cast = dataclasses.replace(trees, draft_probs=trees.draft_probs.to(distributions_dtype))
+    for dtype, draft_dtype in product((torch.float32, torch.float64), repeat=2):
+        cast = dataclasses.replace(trees, draft_probs=trees.draft_probs.to(draft_dtype))
         for name in TREE_RULES:
             args = (RULES[name], cast, target_probs.to(dtype), coins, draws)
             assert verify_dense(*args) == verify_rows(*args)
@@ -156,57 +156,38 @@ UNIFORMS = torch.full((2, 3), 0.5)
 
 
 @pytest.mark.parametrize("name", TREE_RULES)
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *(changes for changes, message in WRONG_VALUES if "nan" not in str(changes)),
-        {"parents": [[-1, 0, 0], [-1, -2, 0]]},
-    ],
-)
-def test_invalid_trees_raise(name: str, changes: dict) -> None:
+def test_invalid_trees_raise(name: str) -> None:
     trees, target_probs = two_rows()
     trees = dataclasses.replace(trees, is_without_replacement=torch.zeros(2, 3, dtype=torch.bool))
     target_probs = target_probs.nan_to_num(1 / 3)
     assert len(verify_dense(RULES[name], trees, target_probs, UNIFORMS, UNIFORMS)) == 2
-    with pytest.raises(InvalidTreeError):
-        verify_dense(RULES[name], spoilt(trees, **changes), target_probs, UNIFORMS, UNIFORMS)
-
-
-def test_nan_of_the_draft_raises_from_the_copy() -> None:
-    trees, target_probs = two_rows()
-    trees = spoilt(trees, draft_probs=[[0.5, float("nan"), 0.5]])
+    wrong = [changes for changes, _ in WRONG_VALUES if "nan" not in str(changes)]
+    for changes in (*wrong, {"parents": [[-1, 0, 0], [-1, -2, 0]]}):
+        with pytest.raises(InvalidTreeError):
+            verify_dense(RULES[name], spoilt(trees, **changes), target_probs, UNIFORMS, UNIFORMS)
     with pytest.raises(LogitsError, match="drafter's distributions hold NaN"):
-        verify_dense(RULES["traversal"], trees, target_probs, UNIFORMS, UNIFORMS)
+        verify_dense(
+            RULES["traversal"], spoilt(trees, draft_probs=[[0.5, float("nan"), 0.5]]), target_probs, UNIFORMS, UNIFORMS
+        )
+
+
+NONE = ([torch.nan, 0.5, 0.5], [0, 0, 0])
+"""These mean that there is no distribution, which only a root must have."""
+WRONG = ([torch.inf, 0, 0], [0.5, 0.5, 0.5], [1.5, -0.5, 0], [1, -1, 0])
 
 
 @pytest.mark.parametrize("name", TREE_RULES)
-@pytest.mark.parametrize(
-    ("probs", "is_none"),
-    [
-        ([torch.nan, 0.5, 0.5], True),
-        ([torch.inf, 0, 0], False),
-        ([0.5, 0.5, 0.5], False),
-        ([1.5, -0.5, 0], False),
-        ([1, -1, 0], False),
-        ([0, 0, 0], True),
-    ],
-)
-def test_invalid_distributions_raise(name: str, probs: list[float], is_none: bool) -> None:
+def test_invalid_distributions_raise(name: str) -> None:
     trees, target_probs = two_rows()
-    for row, node in ((0, 0), (1, 0)) if is_none else ((0, 0), (0, 2), (1, 0)):
+    for probs, (row, node) in (*product(WRONG, ((0, 0), (0, 2), (1, 0))), *product(NONE, ((0, 0), (1, 0)))):
         spoilt_probs = target_probs.clone()
         spoilt_probs[row, node] = torch.tensor(probs, dtype=torch.float64)
         with pytest.raises(LogitsError):
             verify_dense(RULES[name], trees, spoilt_probs, UNIFORMS, UNIFORMS)
-
-
-@pytest.mark.parametrize("score", [torch.nan, torch.inf, -torch.inf])
-def test_invalid_greedy_scores_raise(score: float) -> None:
-    trees, target_probs = two_rows()
-    scores = target_probs.nan_to_num(torch.nan)
-    scores[1, 0] = score
-    with pytest.raises(LogitsError):
-        verify_scores(trees, scores)
+    for score in (torch.nan, torch.inf, -torch.inf):  # Greedy decoding's.
+        target_probs[1, 0] = score
+        with pytest.raises(LogitsError):
+            verify_scores(trees, target_probs)
 
 
 def test_a_rule_without_a_dense_form_is_verified_tree_by_tree() -> None:

@@ -30,18 +30,3 @@ def test_a_batch_of_roots_has_no_wave() -> None:
     plan = make_plan(roots, has_masses=True)
     assert plan.ends == [0]
     assert plan.taken.shape == (2, 0)
-
-
-def test_every_child_follows_what_it_waits_for() -> None:
-    trees = batch(PAIRS, STAR, CHAIN)
-    plan = make_plan(trees, has_masses=True)
-    waves = torch.bucketize(torch.arange(plan.ends[-1]), torch.tensor(plan.ends[1:]), right=True).tolist()
-    num_nodes = trees.tokens.numel()
-    assert sorted(plan.nodes) == [node for node in range(num_nodes) if trees.parents.flatten()[node] >= 0]
-    for number, wave in enumerate(waves):
-        if wave:
-            assert waves[plan.before[number]] == wave - 1
-        if plan.sources[number] >= num_nodes:
-            assert waves[plan.sources[number] - num_nodes] == wave - 1
-        for other in plan.lines[number]:
-            assert other == len(plan.nodes) or waves[other] <= wave
