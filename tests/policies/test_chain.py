@@ -16,18 +16,14 @@ from treespec.policies import Chain
 from treespec.protocols import Capability, Scores, VerifiedStep
 from treespec.tree import SELECTED, TokenTree, TreeBatch, Verdict
 
-RULES = {
-    "confidence": LowConfidence(0.5),
-    "rejection": lambda token_probs: 1 - token_probs.prod(1) > 0.6,
-    "predictor": lambda token_probs: 1 - token_probs.sqrt().prod(1) > 0.6,
-}
+RULES = {"confidence": LowConfidence(0.5), "rejection": lambda token_probs: 1 - token_probs.prod(1) > 0.6}
 
 
 def plain_length(name, probs):
     """How many tokens of a chain with these draft probabilities are drafted, in plain Python."""
     product = 1.0
     for number, prob in enumerate(probs, start=1):
-        product *= prob**0.5 if name == "predictor" else prob
+        product *= prob
         if prob < 0.5 if name == "confidence" else 1 - product > 0.6:
             return number
     return len(probs)
@@ -42,7 +38,7 @@ def plain_length(name, probs):
     st.integers(0, 99),
     st.sampled_from([None, 3]),
 )
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 def test_chains_end_where_the_rule_says(name, is_sampling, is_sparse, k, max_depth, seed, num_candidates):
     def source():
         model = TableLM(5, seed, scale=2.5)
@@ -116,15 +112,14 @@ def decode(drafter, policy, capability=Capability.TREE, prompts=PROMPTS, **optio
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("capability", [Capability.CHAIN, Capability.TREE])
-def test_the_calls_policy_learns_once_per_step(name, capability):
+def test_the_calls_policy_learns_once_per_step(name):
     policy = CountedChain(2, max_k=8)
-    result = decode(DRAFTERS[name](), policy, capability, PROMPTS[:1], is_sampling=False)
+    result = decode(DRAFTERS[name](), policy, Capability.TREE, PROMPTS[:1], is_sampling=False)
     assert policy.num_updates == result.stats.num_target_passes > 1
     assert policy.k != 2
     parts = CountedChain(2, max_k=8)
     merge = Merge([DRAFTERS[name](), TokenRecycling(4)])
-    result = decode(merge, Truncated(parts), capability, PROMPTS[:1], is_sampling=False)
+    result = decode(merge, Truncated(parts), Capability.CHAIN, PROMPTS[:1], is_sampling=False)
     assert parts.num_updates == result.stats.num_target_passes > 1
 
 
@@ -138,14 +133,7 @@ def test_stopped_chains_of_a_draft_model_keep_its_cache(capability):
     assert len(result.stats.num_drafted_at_depth) > 1
 
 
-WRONG_RULES = {
-    "a number": lambda probs: True,
-    "probabilities": lambda probs: probs[:, -1],
-    "one flag per token": lambda probs: probs < 0.5,
-}
-
-
-@pytest.mark.parametrize("name", WRONG_RULES)
-def test_a_rule_that_returns_no_flags_is_named(name):
-    with pytest.raises(ConfigError, match=r"must return bool \[2\]"):
-        Chain(3, stop=WRONG_RULES[name]).grow(TableSource([0, 1], TableLM(4)), 3)
+def test_a_rule_that_returns_no_flags_is_named():
+    for stop in (lambda probs: True, lambda probs: probs[:, -1], lambda probs: probs < 0.5):
+        with pytest.raises(ConfigError, match=r"must return bool \[2\]"):
+            Chain(3, stop=stop).grow(TableSource([0, 1], TableLM(4)), 3)

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def drawn_children(distribution, tokens):
 
 
 @given(st.integers(0, 500), st.integers(1, 6), st.integers(1, 5), st.sampled_from(SCHEMES), st.sampled_from(RANKINGS))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 def test_values_are_those_of_plain_loops(seed, vocab_size, k, children, ranking):
     rng = np.random.default_rng(seed)
     distribution = rng.dirichlet(np.full(vocab_size, rng.choice([0.1, 1.0])))
@@ -77,12 +78,10 @@ def test_values_are_those_of_plain_loops(seed, vocab_size, k, children, ranking)
 
 def test_no_distribution_gives_nan():
     """Distributions whose mass is gone after the first draw, of float32 noise, or not of sum one."""
-    for distribution in ([1.0, 0.0, 0.0], [1 - 1e-8, 1e-8, 1e-30], [0.9999999, 1e-7, 1e-7], [0.0, 0.0, 0.0]):
-        chosen = drawn_children(np.array(distribution, np.float32), np.arange(3))
-        for children in SCHEMES:
-            for ranking in RANKINGS:
-                values = draw_values(chosen, children, ranking)
-                assert all(0 <= value <= 1 for part in values for value in part.flatten().tolist())
+    distributions = [1.0, 0.0, 0.0], [1 - 1e-8, 1e-8, 1e-30], [0.9999999, 1e-7, 1e-7], [0.0, 0.0, 0.0]
+    for distribution, children, ranking in product(distributions, SCHEMES, RANKINGS):
+        values = draw_values(drawn_children(np.array(distribution, np.float32), np.arange(3)), children, ranking)
+        assert all(0 <= value <= 1 for part in values for value in part.flatten().tolist())
 
 
 @dataclass
@@ -131,10 +130,9 @@ def drawn_tree(tree):
 
 
 @pytest.mark.parametrize("ranking", RANKINGS)
-@pytest.mark.parametrize("budget", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
-def test_best_first_has_the_distribution_of_the_heap(budget, ranking):
+def test_best_first_has_the_distribution_of_the_heap(ranking):
     """That it decodes losslessly: tests/policies/test_lossless.py."""
-    model = TableLM(3, seed=5, scale=1.2)
+    budget, model = 3, TableLM(3, seed=5, scale=1.2)
     source = TableSource([1], model, dtype=torch.float64)
     policy = dyspec(budget + 1) if ranking == VISIT else BestFirst(budget + 1)
     heap = HeapDrafter(lambda path: source.probs((1, *path)).numpy(), budget, WITHOUT_REPLACEMENT, ranking, 3)

@@ -25,30 +25,22 @@ BOTH, TRANSPORT = ("recursive", "traversal"), ("optimal_transport", "transport_t
 """Both of the first two read every draft distribution of a tree, and either sees a wrong one."""
 
 POLICIES = {
-    "chain": (Chain(2), 2),
     "iid": (KAry((2, 2), IID), 2),
     "without replacement": (KAry((2, 2)), 2),
     "mixed": (KAry((2, 2), MIXED), 2),
     "paths": (Paths([(0,), (1,), (0, 0), (0, 1)]), 2),
     "delayed branching": (delayed_branching(1, (2,)), 2),
-    "best-first": (BestFirst(4), 2),
-    "best-first, deeper": (BestFirst(4), 3),
+    "best-first": (BestFirst(4), 3),
     "best-first, beam": (BestFirst(6, beam=1), 2),
     "best-first, few expanded": (BestFirst(5, min_value=0.4), 3),
     "best-first, iid": (BestFirst(3, IID), 2),
     "best-first, few children": (BestFirst(6, WITHOUT_REPLACEMENT, branching=2), 2),
     "dyspec": (dyspec(5), 2),
-    "dyspec, beam": (dyspec(6, beam=1), 2),
     "dyspec, iid": (BestFirst(3, IID, ranking=VISIT), 2),
     "chain stopped by confidence": (Chain(3, stop=LowConfidence(0.5)), 3),
     "chain stopped by expected rejection": (Chain(3, stop=lambda probs: 1 - probs.prod(1) > 0.6), 3),
-    "chain stopped by a predictor": (Chain(3, stop=lambda probs: 1 - probs.sqrt().prod(1) > 0.6), 3),
-    "stochastic beam": (StochasticBeam(2, 2), 2),
-    "stochastic beam, wide": (StochasticBeam(3, 2), 2),
-    "stochastic beam, deep": (StochasticBeam(2, 3), 3),
-    "stochastic beam, one level": (StochasticBeam(3, 1), 1),
+    "stochastic beam": (StochasticBeam(3, 2), 2),
 }
-SLOW = {"stochastic beam, deep"}
 
 
 def probs_of(model):
@@ -62,7 +54,7 @@ def drafter_of(policy, max_depth, draft=DRAFT):
     return lambda rng: trees[rng.pick(0, np.array(weights))]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in POLICIES])
+@pytest.mark.parametrize("name", POLICIES)
 def test_sampled_trees_decode_losslessly(name):
     policy, max_depth = POLICIES[name]
     drafter = drafter_of(policy, max_depth)
@@ -110,15 +102,14 @@ BIASED = {
 }
 
 
-@pytest.mark.parametrize("rule", BOTH)
 @pytest.mark.parametrize("name", BIASED)
-def test_choosing_among_drawn_nodes_by_their_tokens_is_caught(name, rule):
+def test_choosing_among_drawn_nodes_by_their_tokens_is_caught(name):
     policy, max_depth = BIASED[name]
-    assert exact_distribution(RULES[rule], drafter_of(policy, max_depth), probs_of(TARGET)).total_variation > 0.005
+    for rule in BOTH:
+        assert exact_distribution(RULES[rule], drafter_of(policy, max_depth), probs_of(TARGET)).total_variation > 0.005
 
 
-@pytest.mark.parametrize("rule", BOTH)
-def test_stopping_sampled_trees_by_their_gain_is_caught(rule):
+def test_stopping_sampled_trees_by_their_gain_is_caught():
     """The planted bug, which `BestFirst` refuses: below a sure first child another level pushes out its sibling, unless
     that one's token is so unlikely that the row stops."""
     draft, target = TableLM(3), TableLM(3)
@@ -126,7 +117,8 @@ def test_stopping_sampled_trees_by_their_gain_is_caught(rule):
     target._table[:] = torch.tensor([0.77, 0.23, 0.0]).log()
     policy = opt_tree(4, min_gain=0.65)
     policy.children, policy.ranking = WITHOUT_REPLACEMENT, VISIT
-    assert exact_distribution(RULES[rule], drafter_of(policy, 3, draft), probs_of(target)).total_variation > 0.005
+    found = exact_distribution(RULES["traversal"], drafter_of(policy, 3, draft), probs_of(target))
+    assert found.total_variation > 0.005
 
 
 class Relative(BestFirst):
@@ -140,11 +132,11 @@ class Relative(BestFirst):
         return best_nodes(level, values, level.shape[1])
 
 
-@pytest.mark.parametrize("rule", BOTH)
-def test_expanding_by_a_share_of_other_nodes_is_caught_and_by_a_number_is_lossless(rule):
+def test_expanding_by_a_share_of_other_nodes_is_caught_and_by_a_number_is_lossless():
     """Whether a draw is kept would depend on what is below it, and so on its token."""
     draft, target = TableLM(2, seed=18, scale=3.0), TableLM(2, seed=1018, scale=2.0)
-    found = exact_distribution(RULES[rule], drafter_of(Relative(6, ranking=VISIT), 3, draft), probs_of(target))
+    rule = RULES["traversal"]
+    found = exact_distribution(rule, drafter_of(Relative(6, ranking=VISIT), 3, draft), probs_of(target))
     assert found.total_variation > 0.04
-    for min_value in (0.05, 0.3, 0.6):
-        assert_lossless(RULES[rule], drafter_of(BestFirst(6, min_value=min_value), 3, draft), probs_of(target))
+    for min_value in (0.05, 0.3):
+        assert_lossless(rule, drafter_of(BestFirst(6, min_value=min_value), 3, draft), probs_of(target))

@@ -15,12 +15,11 @@ from treespec.literature import (
     opt_tree,
 )
 from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia, as_policy, optimal_paths
-from treespec.tree import IID, MIXED, WITHOUT_REPLACEMENT
+from treespec.tree import IID, MIXED
 
 POSITIVE, GAIN, SHARE, TABLE = "positive int", "min_gain must not be negative", r"lie in \(0, 1\]", "acceptance"
 CHILDREN = "children must be one of"
 BAD = [
-    (as_policy, (3.5,), "tree policy"),
     (as_policy, (BestFirst,), "tree policy"),
     (as_policy, (True,), "tree policy"),
     (as_policy, (0,), POSITIVE),
@@ -35,7 +34,6 @@ BAD = [
     *((LowConfidence, (threshold,), SHARE) for threshold in (0.0, float("nan"), "half", 1.5)),
     (BestFirst, (4, MIXED), CHILDREN),
     (lambda: BestFirst(4, ranking="best"), (), "ranking must be"),
-    (lambda: BestFirst(6, WITHOUT_REPLACEMENT, min_gain=0.1), (), "min_gain needs children='selected'"),
     (lambda: BestFirst(6, min_gain=0.1), (), "min_gain needs children='selected'"),
     (opt_tree, (4, -0.1), GAIN),
     (opt_tree, (4, "0.1"), GAIN),
@@ -48,10 +46,8 @@ BAD = [
     (KAry, ((10,) * 9,), "more than 4096"),
     (KAry, ("22",), "branching must be a sequence"),
     (KAry, ((2, 0),), POSITIVE),
-    (delayed_branching, (2, (0,)), POSITIVE),
     (delayed_branching, (2, 3), "branching must be a sequence"),
     (delayed_branching, (-1, (2,)), POSITIVE),
-    (delayed_branching, (2.5, (2,)), POSITIVE),
     (StochasticBeam, (0, 1), POSITIVE),
     (StochasticBeam, (1, 0), POSITIVE),
     (StochasticBeam, (2, 2, IID), CHILDREN),

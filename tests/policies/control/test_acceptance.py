@@ -1,6 +1,5 @@
 """Estimates from one drafted tree: for its nodes, and for smaller and larger trees."""
 
-import numpy as np
 import pytest
 
 from treespec.policies.control.acceptance import Acceptance
@@ -46,15 +45,6 @@ def test_trees_that_are_not_full_say_how_many_nodes_there_will_be():
     assert shown(7, [WIDE], [[1]])[1] == pytest.approx([0, 3, 5, 5], abs=0.05)
 
 
-def test_confidences_that_are_right_stay():
-    acceptance, rng = Acceptance(SIZES[-1]), np.random.default_rng(0)
-    tree = HostTree([9, 1, 2], [-1, 0, 0], [1.0, 0.6, 0.2])
-    for _ in range(100):
-        learn(acceptance, [tree] * 4, rng.choice([1, 2, 5], size=(4, 1), p=[0.6, 0.2, 0.2]).tolist())
-    (found,) = acceptance.read(TreeBatch.from_host_trees([tree]))
-    assert found.probs[1:] == pytest.approx([0.6, 0.2], abs=0.1)
-
-
 def test_children_whose_fate_is_unknown_do_not_count():
     """The text ends at node 1 of the first tree, so its children may have been right."""
     acceptance = Acceptance(SIZES[-1])
@@ -64,27 +54,3 @@ def test_children_whose_fate_is_unknown_do_not_count():
     assert found.probs[1] > 0.85
     assert found.probs[3] / found.probs[1] == pytest.approx(0.8, abs=0.01)
     assert found.probs[2] < 0.1
-
-
-CHAIN = HostTree([9, 1, 2], [-1, 0, 1], [1.0, 0.5, 0.4])
-
-
-def test_depths_order_and_probabilities_are_those_of_the_trees():
-    batch = TreeBatch.from_host_trees([WIDE, CHAIN])
-    for drafted, tree, given in zip(Acceptance(SIZES[-1]).read(batch), batch.trees, (WIDE, CHAIN), strict=True):
-        assert drafted.depths == tree.depths
-        assert drafted.probs == pytest.approx(given.values)
-        assert sorted(drafted.order) == list(range(1, tree.num_nodes))
-        falling = [drafted.probs[node] for node in drafted.order]
-        assert falling == sorted(falling, reverse=True)
-    wide, chain = Acceptance(SIZES[-1]).read(batch)
-    assert wide.order == [1, 3, 2, 4, 5]
-    assert chain.order == [1, 2]
-
-
-def test_confidences_that_are_too_high_are_corrected_within_few_steps():
-    """The drafter is sure of everything and always wrong, and soon nothing is expected of it."""
-    acceptance = Acceptance(SIZES[-1])
-    for _ in range(12):
-        learn(acceptance, [HostTree([9, 1, 2], [-1, 0, 0], [1.0, 0.9, 0.05])] * 4, [[5]] * 4)
-    assert acceptance.expected[3] < 0.3

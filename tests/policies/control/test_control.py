@@ -10,8 +10,7 @@ import pytest
 import torch
 from helpers.control_call import begun
 
-from treespec import BestFirst, Chain, Control
-from treespec.policies import as_policy
+from treespec import Control
 from treespec.policies.control.control import NEARLY
 from treespec.protocols import Proposal, Scores, VerifiedStep
 from treespec.tree import HostTree, TreeBatch, Verdict
@@ -105,11 +104,6 @@ def best_name(world):
     return max(set(world.names[-40:]), key=world.names[-40:].count)
 
 
-def test_auto_is_a_control():
-    assert isinstance(as_policy("auto"), Control)
-    assert isinstance(Control().current, (BestFirst, Chain))
-
-
 def test_flat_passes_get_trees_and_steep_ones_chains_or_nothing():
     flat = World(Control()).run(80)
     assert best_name(flat).startswith("tree")
@@ -151,16 +145,7 @@ def test_it_is_as_fast_as_the_best_fixed_choice(level_ms):
         return sum(world.tokens for world in worlds) / sum(world.ms for world in worlds)
 
     rates = {}
-    for name in (
-        "chain of 1",
-        "chain of 3",
-        "tree of 2",
-        "tree of 4",
-        "tree of 8",
-        "tree of 12",
-        "tree of 16",
-        "tree of 32",
-    ):
+    for name in ("chain of 1", "chain of 3", *(f"tree of {size}" for size in (2, 4, 8, 16, 32))):
         facts = {"is_chain_only": name.startswith("chain")}
         names = list(World(Control(), **free, **facts).control._learned.candidates)
         rates[name] = rate(names.index(name), **facts)
@@ -251,6 +236,7 @@ def test_limits_on_nodes_and_on_latency():
         assert "max_latency_ms" in none.control.choice.reason
     assert set(World(Control(max_nodes=1)).run(3).names) == {"plain"}
     assert set(World(Control(max_nodes=2)).run(9).sizes) <= {1, 2}
+    assert {name.split()[0] for name in World(Control(), is_chain_only=True).run(30).names} == {"chain"}
 
 
 def test_a_servers_trees_are_trimmed_to_the_latency_limit():
@@ -260,20 +246,6 @@ def test_a_servers_trees_are_trimmed_to_the_latency_limit():
     ends = [world.run(1).ms for _ in range(60)]
     assert np.diff([0.0, *ends]).max() <= 38.0
     assert 16 < max(world.sizes) < 24
-
-
-def test_chains_only():
-    control = Control()
-    world = World(control)
-    begun(control, world, is_chain_only=True)
-    assert {name.split()[0] for name in world.run(30).names} == {"chain"}
-
-
-def test_batches_pay_for_all_rows():
-    profile = {1: 30.0, 16: 60.0, 64: 200.0, 128: 400.0}
-    single = World(Control(), profile=profile).run(60)
-    batch = World(Control(), profile=profile, rows=8).run(60)
-    assert np.mean(batch.sizes[-30:]) < np.mean(single.sizes[-30:])
 
 
 def test_on_an_accelerator_it_draws_large_trees_or_nothing_from_the_first_step():
@@ -311,14 +283,13 @@ def test_the_nodes_of_a_pass_are_shared_by_what_they_gain_over_all_rows():
     assert any(0 in counts and max(counts) for counts in kept)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_trees_of_padded_rows_are_verified_whole(num_rows):
+def test_trees_of_padded_rows_are_verified_whole():
     """The predicted cut lost more tokens than it saved time."""
-    control = Control(pass_ms=STEEP)
-    begun(control)
-    control.choose(num_rows, 100)
-    trees = TreeBatch.from_host_trees([HostTree([0, 1, 2], [-1, 0, 1], [1.0, 0.2, 0.01])] * num_rows)
-    assert control.trim(trees) is trees
+    for num_rows in (1, 3):
+        control = begun(Control(pass_ms=STEEP))
+        control.choose(num_rows, 100)
+        trees = TreeBatch.from_host_trees([HostTree([0, 1, 2], [-1, 0, 1], [1.0, 0.2, 0.01])] * num_rows)
+        assert control.trim(trees) is trees
 
 
 def test_of_nearly_equal_trees_the_largest_is_taken():
@@ -457,18 +428,6 @@ def test_a_long_unread_text_is_counted_over_the_steps_that_it_serves():
     assert all(server.drafts(300, 1)[-20:])
 
 
-def test_a_servers_passes_are_timed_by_the_nodes_of_all_rows():
-    control, rng = Control(16), np.random.default_rng(0)
-    begun(control, is_flat=True)
-    for _ in range(200):
-        sizes = rng.integers(1, 9, 4).tolist()
-        trees = TreeBatch.from_host_trees([HostTree([0] * n, list(range(-1, n - 1)), [1.0] * n) for n in sizes])
-        control.choose(4, 0)
-        step = VerifiedStep(trees, [Verdict((0,), 9, False)] * 4, Scores(torch.zeros(0)), [[9]] * 4)
-        control.learn(step, 0.0, 100.0 + 4 * sum(sizes))
-    assert control._learned.passes.predict(np.array([8]), 4)[0] == pytest.approx(132.0, rel=0.03)
-
-
 def cut(trees):
     """A control, and the nodes that it leaves of the trees of a server's requests."""
     control = Control(pass_ms={1: 23.0, 4: 32.0})
@@ -477,34 +436,26 @@ def cut(trees):
     return control, control.trim(TreeBatch.from_host_trees(trees))
 
 
-@pytest.mark.parametrize(("value", "num_nodes"), [(0.3, 4), (0.05, 1)])
-def test_values_that_rise_along_a_path_keep_it_whole(value, num_nodes):
-    _, kept = cut([HostTree([0, 1, 2, 3], [-1, 0, 1, 2], [1.0, value, 0.9, 0.9])])
-    assert kept.trees[0].parent_list == list(range(-1, num_nodes - 1))
-
-
-def test_requests_that_left_since_they_were_drafted_for_leave_what_is_learned_unchanged():
+def test_values_that_rise_along_a_path_keep_it_whole_and_requests_may_leave_before_they_are_learned_from():
+    for value, num_nodes in ((0.3, 4), (0.05, 1)):
+        _, kept = cut([HostTree([0, 1, 2, 3], [-1, 0, 1, 2], [1.0, value, 0.9, 0.9])])
+        assert kept.trees[0].parent_list == list(range(-1, num_nodes - 1))
     control, kept = cut([HostTree([0, 1, 2], [-1, 0, 1], [1.0, 0.9, 0.8])] * 3)
     step = VerifiedStep(kept.select_rows([2]), [Verdict((0, 1), 5, False)], Scores(torch.zeros(0)), [[1, 5]])
     control.learn(step, 1.0, None)
 
 
-@pytest.mark.parametrize("is_flat", [True, False])
-def test_sampled_trees_are_left_alone(is_flat):
-    """Even of nodes that are not worth their time."""
-    batch = TreeBatch(torch.tensor([[0, 1]]), torch.tensor([[-1, 0]]), torch.full((1, 2), 0.5), torch.tensor([[-1, 0]]))
-    batch = replace(batch, values=torch.tensor([[1.0, 0.01]]))
-    control = Control(pass_ms={1: 1.0, 2: 9.0})
-    begun(control, is_flat=is_flat)
-    control.choose(1, 0)
-    assert control.trim(batch) is batch
-
-
-def test_selected_trees_are_cut_by_their_values_and_left_alone_without_any():
-    batch = TreeBatch(torch.tensor([[0, 1]]), torch.tensor([[-1, 0]]), values=torch.tensor([[1.0, 0.01]]))
-    for trees, num_nodes in ((batch, 1), (replace(batch, values=None), 2)):
+def test_selected_trees_are_cut_by_their_values_and_left_alone_without_any_as_sampled_ones_are():
+    selected = TreeBatch(torch.tensor([[0, 1]]), torch.tensor([[-1, 0]]), values=torch.tensor([[1.0, 0.01]]))
+    sampled = replace(selected, draft_probs=torch.full((1, 2), 0.5), draft_index=torch.tensor([[-1, 0]]))
+    for trees, is_flat, num_nodes in (
+        (selected, True, 1),
+        (replace(selected, values=None), True, 2),
+        (sampled, True, 2),
+        (sampled, False, 2),
+    ):
         control = Control(pass_ms={1: 1.0, 2: 9.0})
-        begun(control, is_flat=True)
+        begun(control, is_flat=is_flat)
         control.choose(1, 0)
         assert control.trim(trees).max_nodes == num_nodes
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from treespec.policies.control.pass_times import ON_HOST, DraftTimes, PassTimes, Times
+from treespec.policies.control.pass_times import ON_HOST, DraftTimes, PassTimes
 
 
 def ms(times, num_tokens):
@@ -73,15 +73,6 @@ def test_draft_times_separate_passes_from_nodes_and_ignore_an_outlier():
     assert times.predict(np.array([3.0]), np.array([16])) == pytest.approx([1.08], rel=0.1)
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-def test_cold_and_flat_first_passes_leave_a_time_of_plain_ones(rows):
-    """On an accelerator: the first pass takes twenty times as long, then all take the same, whatever their size."""
-    times = PassTimes()
-    for number, count in enumerate((64, 32, 64, 16, 64, 64, 1, 1)):
-        times.update(rows * count, rows, 300, 500.0 if number == 0 else 25.0)
-        assert times.predict(np.array([rows]), rows, 300)[0] > 0
-
-
 def test_large_and_steep_passes_leave_a_time_of_plain_ones():
     """On the line through them, a pass over one token would take less than no time."""
     times = PassTimes()
@@ -112,24 +103,6 @@ def test_drafts_of_nothing_do_not_make_those_of_trees_expensive():
     for _ in range(10):
         times.update(0, 0, 1, 1, 0.005)
     assert times.predict(np.array([0.0]), np.array([64]))[0] < 0.3
-
-
-def total(times, feature):
-    return times.scale * times.relative((1.0, feature))
-
-
-def observed(coefficients, count):
-    regression, rng = Times((1.0, 2.0), (20.0, 20.0), 0.1), np.random.default_rng(0)
-    for _ in range(count):
-        features = 1.0, float(rng.integers(1, 9))
-        regression.add(features, float(np.dot(features, coefficients)))
-    return regression
-
-
-def test_a_regression_goes_from_the_prior_to_what_was_observed_and_is_never_negative():
-    assert observed((5.0, 0.5), 0).coefficients.tolist() == [1.0, 2.0]
-    assert total(observed((5.0, 0.5), 2000), 4.0) == pytest.approx(7.0, rel=0.03)
-    assert observed((5.0, -0.5), 500).coefficients.min() == 0.0
 
 
 def test_reading_a_long_text_does_not_count_as_drafting():
