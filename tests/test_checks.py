@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from itertools import product
 
 import pytest
 
@@ -56,43 +57,35 @@ MADE = {
     "TreeSpeculation": lambda **options: TreeSpeculation(TokenRecycling(), **options),
     "Writing": Writing,
 }
+OPTIONS = [
+    (kind, name, str(parameter.annotation))
+    for kind in MADE
+    for name, parameter in inspect.signature(globals()[kind]).parameters.items()
+]
 NUMBERS = [
     (kind, name)
-    for kind in MADE
-    for name, parameter in inspect.signature(globals()[kind]).parameters.items()
-    if re.search(r"\b(int|float)\b", str(parameter.annotation))
-    and not re.search(r"\b(bool|tuple)\b", str(parameter.annotation))
+    for kind, name, annotation in OPTIONS
+    if re.search(r"\b(int|float)\b", annotation) and not re.search(r"\b(bool|tuple)\b", annotation)
 ]
+FLAGS = [(kind, name) for kind, name, annotation in OPTIONS if re.fullmatch(r"bool( \| None)?", annotation)]
 
 
-def test_numbers_are_found() -> None:
-    assert len(NUMBERS) > 30
-
-
-@pytest.mark.parametrize(("kind", "name"), NUMBERS)
-def test_bools_are_refused_as_numbers(kind: str, name: str) -> None:
+def test_bools_are_refused_as_numbers() -> None:
     """True for a count, a share or a budget is a slip, as where two arguments were swapped."""
-    with pytest.raises(ConfigError, match="True"):
-        MADE[kind](**{name: True})
+    assert len(NUMBERS) > 30
+    for kind, name in NUMBERS:
+        with pytest.raises(ConfigError, match="True"):
+            MADE[kind](**{name: True})
 
 
-FLAGS = [
-    (kind, name)
-    for kind in MADE
-    for name, parameter in inspect.signature(globals()[kind]).parameters.items()
-    if re.fullmatch(r"bool( \| None)?", str(parameter.annotation))
-]
-
-
-@pytest.mark.parametrize(("kind", "name"), FLAGS)
-@pytest.mark.parametrize("value", ["no", 1])
-def test_other_values_are_refused_as_flags(kind: str, name: str, value: object) -> None:
+def test_other_values_are_refused_as_flags() -> None:
     """The string "no" would count as true."""
-    with pytest.raises(ConfigError, match=f"{name} must be True or False, got {value!r}"):
-        MADE[kind](**{name: value})
+    assert len(FLAGS) > 2
+    for (kind, name), value in product(FLAGS, ("no", 1)):
+        with pytest.raises(ConfigError, match=f"{name} must be True or False, got {value!r}"):
+            MADE[kind](**{name: value})
 
 
 def test_large_options_are_shown_by_their_class() -> None:
-    model = tiny_llama()
-    assert repr(TreeSpeculation(model, tree=4)).startswith("TreeSpeculation(DraftModel(scorer=<TreeScorer>")
+    assert repr(TreeSpeculation(tiny_llama(), tree=4)).startswith("TreeSpeculation(DraftModel(scorer=<TreeScorer>")
     assert repr(SuffixStore([[1] * 1000])) == "SuffixStore()"

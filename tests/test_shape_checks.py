@@ -25,24 +25,20 @@ STATES = torch.ones(1, 2, 1, 3, 1)
 
 
 BATCH = TreeBatch.from_trees([TokenTree.chain([1, 2])])
-WRONG = {
-    "a wrong shape": ("states", lambda: _take(STATES[0], torch.tensor([[0], [2]]))),
-    "a letter of two numbers": ("index", lambda: _take(STATES, torch.tensor([[0], [2], [1]]))),
-    "an array": ("values", lambda: best_nodes(np.array([[1, 2]]), np.array([[0.5, 0.4, 0.1]]), 1)),
-    "a signature that is a string": ("keep", lambda: BATCH.keep_nodes(torch.ones(2, dtype=torch.bool))),
-}
+WRONG = [
+    ("states", lambda: _take(STATES[0], torch.tensor([[0], [2]]))),
+    ("index", lambda: _take(STATES, torch.tensor([[0], [2], [1]]))),  # A letter of two numbers.
+    ("values", lambda: best_nodes(np.array([[1, 2]]), np.array([[0.5, 0.4, 0.1]]), 1)),
+    ("keep", lambda: BATCH.keep_nodes(torch.ones(2, dtype=torch.bool))),  # A signature that is a string.
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_shapes_are_found(name: str) -> None:
-    argument, call = WRONG[name]
-    with pytest.raises(TypeCheckError, match=argument):
-        call()
-    assert _take(STATES, torch.tensor([[0], [2]])).flatten().tolist() == [1.0, 1.0]
-
-
-def test_errors_of_treespec_come_first() -> None:
+def test_wrong_shapes_are_found_and_errors_of_treespec_come_first() -> None:
     """Users' mistakes are errors of treespec's: also where the tests would find the shape wrong."""
+    for argument, call in WRONG:
+        with pytest.raises(TypeCheckError, match=argument):
+            call()
+    assert _take(STATES, torch.tensor([[0], [2]])).flatten().tolist() == [1.0, 1.0]
     with pytest.raises(ConfigError, match="one shape"):
         optimum_iid(torch.full((3,), 1 / 3), torch.full((2,), 1 / 2), 2)
 
@@ -61,12 +57,10 @@ def _shapeless(node: ast.AST | None) -> bool:
     return is_array or any(_shapeless(child) for child in ast.iter_child_nodes(node))
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_array_in_a_signature_or_a_field_has_a_shape(room: str) -> None:
+def test_every_array_in_a_signature_or_a_field_has_a_shape() -> None:
     """Functions inside functions may do without. Fields are not checked when they are set."""
-    path = PACKAGE / room
-    found = []
-    for file in [path] if path.suffix else sorted(path.rglob("*.py")):
+    paths, found = [PACKAGE / room for room in ROOMS], []
+    for file in [file for path in paths for file in ([path] if path.suffix else sorted(path.rglob("*.py")))]:
         module = ast.parse(file.read_text())
         classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
         for node in (*module.body, *(member for cls in classes for member in cls.body)):

@@ -1,5 +1,6 @@
 """The versions that treespec says it works with are those of pyproject.toml; a newer one is named, not refused."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -17,7 +18,7 @@ from transformers.utils import logging
 import treespec
 from treespec.checks import OLDEST, TESTED, installed_versions, needed_versions, warn_of_untested
 from treespec.errors import TreespecWarning
-from treespec.hf.introspect import CACHE_ARGUMENTS, CACHE_NAME, cache_name
+from treespec.hf.introspect import CACHE_ARGUMENTS, cache_name
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -25,7 +26,8 @@ REQUIRED = {Requirement(line).name: Requirement(line).specifier for line in PROJ
 
 
 @pytest.mark.parametrize("name", TESTED)
-def test_floors_are_those_of_the_metadata(name):
+def test_floors_are_those_of_the_metadata_and_what_runs_here_is_tested(name):
+    """Fails when a release comes that has not been tested: run the whole suite with it, then raise `TESTED`."""
     floors = [part.version for part in REQUIRED[name] if part.operator == ">="]
     assert floors == [OLDEST[name]]
     assert REQUIRED[name].contains(TESTED[name])
@@ -33,11 +35,6 @@ def test_floors_are_those_of_the_metadata(name):
         line.split("==")[1] for line in (ROOT / "constraints.txt").read_text().splitlines() if name + "==" in line
     ]
     assert Version(OLDEST[name]).release <= Version(pinned[0]).release[:2] <= Version(TESTED[name]).release
-
-
-@pytest.mark.parametrize("name", TESTED)
-def test_what_runs_here_is_served_and_tested(name):
-    """Fails when a release comes that has not been tested: run the whole suite with it, then raise `TESTED`."""
     assert REQUIRED[name].contains(installed_versions()[name], prereleases=True)
     assert Version(installed_versions()[name]).release[:2] <= Version(TESTED[name]).release
 
@@ -46,23 +43,20 @@ def test_what_runs_here_is_served_and_tested(name):
 def test_a_newer_release_is_named(number):
     with pytest.warns(TreespecWarning, match=f"transformers {number.replace('+', '.')} is newer than"):
         warn_of_untested({"transformers": number})
-
-
-@pytest.mark.parametrize("number", ["5.24.0", "5.24.9", "5.18.0", "4.57.6"])
-def test_a_tested_release_is_not(number):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_untested({"transformers": number})
+        for tested in ("5.24.0", "5.24.9", "5.18.0", "4.57.6"):
+            warn_of_untested({"transformers": tested})
 
 
-@pytest.mark.parametrize("name", CACHE_ARGUMENTS)
-def test_known_names_of_the_cache(name):
-    assert cache_name(["sequences", name]) == name
-    assert CACHE_NAME in CACHE_ARGUMENTS
+def test_one_version_everywhere():
+    citation = re.findall(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert [PROJECT["version"]] == citation == [treespec.__version__]
 
 
 def test_a_renamed_cache_is_an_import_error_with_the_versions(monkeypatch):
     """At the first import of what needs transformers."""
+    assert [cache_name(["sequences", name]) for name in CACHE_ARGUMENTS] == list(CACHE_ARGUMENTS)
 
     def import_again(name):
         spec = find_spec("treespec.hf.introspect")
@@ -79,41 +73,24 @@ def test_a_renamed_cache_is_an_import_error_with_the_versions(monkeypatch):
     assert needed_versions() in str(caught.value)
 
 
-def test_the_oldest_environment_has_every_floor():
-    run = subprocess.run([sys.executable, ".ci/floors", "cli"], capture_output=True, text=True, cwd=ROOT, check=True)
+def floors_of(extra):
+    run = subprocess.run([sys.executable, ".ci/floors", extra], capture_output=True, text=True, cwd=ROOT, check=True)
+    return dict(line.split("==") for line in run.stdout.split())
+
+
+def test_the_oldest_environment_has_every_floor_of_extras_within_extras_too():
     wanted = {Requirement(line).name for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["cli"]}
-    floors = dict(line.split("==") for line in run.stdout.split())
+    floors = floors_of("cli")
     assert set(floors) == wanted
     assert {name: floors[name] for name in OLDEST} == OLDEST
     assert all(specifier.contains(floors[name]) for name, specifier in REQUIRED.items())
+    assert {"matplotlib", "typer", "pyarrow"} < set(floors_of("study")) - {"treespec"}
 
 
-def test_the_short_suite_has_what_a_release_of_transformers_or_typer_may_break():
-    """Its fields, its processors, its rope types; the help of the commands."""
+def test_the_short_suite_exists():
     suite = (ROOT / ".ci/smoke").read_text().partition("tests=(")[2].partition(")")[0].split()
+    assert len(suite) > 5
     assert all((ROOT / path).exists() for path in suite)
-    generation = {f"tests/hf/generation/test_{name}.py" for name in ("config_fields", "processor_pairs")}
-    assert {*generation, "tests/hf/attention", "tests/test_versions.py", "tests/commands/test_help.py"} <= set(suite)
-
-
-def test_shares_are_all_tests_each_once(request):
-    """CI runs one share of the long tests: what no share had would never run there."""
-    (conftest,) = (p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "nothing_said_before"))
-    chosen, left_out = [], []
-    for share in ("0/3", "1/3", "2/3"):
-        hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
-        conftest.pytest_collection_modifyitems(
-            SimpleNamespace(getoption=lambda _, s=share: s, hook=hook), items := list("abcdefg")
-        )
-        chosen += items
-    assert sorted(chosen) == list("abcdefg")
-    assert sorted(left_out) == sorted(2 * list("abcdefg"))
-
-
-def test_extras_within_extras_have_floors_too():
-    run = subprocess.run([sys.executable, ".ci/floors", "study"], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert {"matplotlib", "typer", "pyarrow"} < {line.split("==")[0] for line in run.stdout.split()}
-    assert "treespec" not in run.stdout
 
 
 @pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "top_p": 0.9, "output_scores": True}])

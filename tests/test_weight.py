@@ -80,20 +80,14 @@ def test_the_map_has_the_limits():
     assert limits <= set((weight.ROOT / "docs/architecture.md").read_text().replace(".", " ").split())
 
 
-def test_decode_knows_few_modules():
-    assert weight.num_imports("treespec.hf.generation.decode") <= DECODE
-
-
-def test_the_control_and_the_plugin_are_small():
+def test_functions_rooms_and_pages_are_small():
     rooms: dict[str, Any] = {"treespec.policies.control": 0, "treespec.vllm": 0}
     for name, lines in weight.graph().nodes(data="lines"):
         if (room := next((room for room in rooms if name.startswith(room)), None)) and name not in DRAFTERS_IN_VLLM:
             rooms[room] += lines
     assert rooms["treespec.policies.control"] <= CONTROL
     assert rooms["treespec.vllm"] <= VLLM
-
-
-def test_functions_rooms_and_pages_are_small():
+    assert weight.num_imports("treespec.hf.generation.decode") <= DECODE
     counts = weight.counts()
     assert weight.function_lengths()[-1] <= 50
     assert counts["lines of benchmarks"][0] <= 5_950
@@ -108,33 +102,15 @@ def test_every_package_of_treespec_is_a_name_of_it():
     assert packages <= set(dir(treespec))
 
 
-def test_the_core_imports_no_add_on():
+def test_the_core_imports_no_add_on_and_what_it_asks_of_them_is_there():
+    """It knows their parts by name only, and loads them when they are needed: of the count, imports in functions."""
     assert weight.edges_to_add_ons() == []
-
-
-def test_the_count_sees_what_is_imported():
-    """Packages' own files, modules given as names, and imports under conditions; those in functions when asked."""
     graph, reachable = weight.graph(), weight.graph(is_reachable=True)
-    assert graph.has_edge("treespec.engine.loop", "treespec.tree")
-    assert graph.has_edge("treespec.tree", "treespec")
-    assert graph.has_edge("treespec.policies.wrapping", "treespec.policies.control.contract")
     hidden = [
         ("treespec.hf.loading.as_drafter", "treespec.drafters.model.draft_model"),  # In a function, of a lazy package.
-        ("treespec.verification.dispatch", "treespec.verification.dense.forms"),
         ("treespec.verification.registry", "treespec.literature.kseq"),
     ]
     assert all(reachable.has_edge(*edge) and not graph.has_edge(*edge) for edge in hidden)
-    assert sum(lines for _, lines in graph.nodes(data="lines")) > 20_000
-
-
-def test_what_the_core_asks_of_add_ons_is_there():
-    """The core knows their parts by name only, and loads them when they are needed."""
     assert all(callable(part) for part in [*ADD_ONS.values(), *RARE.values()])
     assert not {weight.room(part.__module__) for part in ADD_ONS.values()} & weight.CORE
     assert {weight.room(part.__module__) for part in RARE.values()} <= weight.CORE
-
-
-def test_today_stands_next_to_before():
-    assert list(weight.counts()) == list(weight.BEFORE)
-    assert all(len(numbers) == len(weight.BEFORE[name]) for name, numbers in weight.counts().items())
-    assert len(weight.report().splitlines()) == 1 + len(weight.BEFORE)

@@ -4,7 +4,6 @@ import json
 from io import StringIO
 from types import SimpleNamespace
 
-import pytest
 from helpers.cli import invoke, succeed
 from rich.console import Console
 
@@ -29,6 +28,9 @@ def test_a_setting_is_written_and_read_by_the_other_commands(saved, prompts, tmp
     texts = [json.loads(invoke("generate", saved, *given, *more).stdout) for more in (["--setting", out], [])]
     assert texts[0]["text"] == texts[1]["text"]
     assert set(texts[0]["tokens_by_drafter"]) <= {"SuffixLookup", "target"}
+    done = succeed("bench", saved, "--prompts", prompts, *SMALL[:4], "--setting", out, "--no-auto", "--json")
+    assert list(json.loads(done.stdout)["runs"])[-1] == "setting setting.json"
+    succeed("chat", saved, "--max-new-tokens", "4", "--setting", out, input="Hi\n")
 
 
 def test_numbers_are_whole_on_a_narrow_terminal():
@@ -40,17 +42,5 @@ def test_numbers_are_whole_on_a_narrow_terminal():
     )
     console = Console(file=StringIO(), width=80)
     _show(found, console)
-    for text in (speed.text(), "168.05", "133.29", "tokens/pass", "ms/token"):
+    for text in (speed.text(), "168.05", "133.29", "tokens/pass", "ms/token", "recommended: plain decoding"):
         assert text in console.file.getvalue()
-
-
-@pytest.mark.slow
-def test_the_table_and_settings_of_bench_and_chat(saved, prompts, tmp_path):
-    out = tmp_path / "setting.json"
-    done = succeed("tune", saved, "--prompts", prompts, *SMALL, "--out", out)
-    assert "measured in pairs" in done.stdout
-    assert "recommended: " in done.stdout
-    Setting(("suffix",), "tree of 4").save(out)
-    done = succeed("bench", saved, "--prompts", prompts, *SMALL[:4], "--setting", out, "--no-auto", "--json")
-    assert list(json.loads(done.stdout)["runs"])[-1] == "setting setting.json"
-    done = succeed("chat", saved, "--max-new-tokens", "4", "--setting", out, input="Hi\n")

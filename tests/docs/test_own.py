@@ -1,19 +1,13 @@
 """docs/own.md: its parts decode, and the rule of the page is proven."""
 
-import re
-
 import pytest
 import torch
-from helpers.doc_snippets import DOCS, run_page
+from helpers.doc_snippets import run_page
 from helpers.tiny import identical, padded
-from helpers.toy_models import TableLM, TableSource
 
 import treespec
-from treespec import policies
 from treespec.protocols import Drafter
 from treespec.testing import TOY_SCHEMES, distribution_pairs, exact
-
-PAGE = (DOCS / "own.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +32,3 @@ def test_greedy_output_is_identical_to_plain_generate(names: dict, tree: str) ->
     policy = names["Fork"]() if tree == "Fork" else treespec.BestFirst(6)
     speculation = treespec.TreeSpeculation(names["drafter"], tree=policy)
     identical(names["model"], padded(torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]]), [0, 0]), speculation)
-
-
-def test_the_stop_rule_of_the_page_stops_chains() -> None:
-    found = re.search(r"`(lambda token_probs: .*?)`", PAGE)
-    assert found is not None
-    stop = eval(found[1])
-    assert stop(torch.tensor([[0.9, 0.9], [0.9, 0.2]])).tolist() == [False, True]
-    chains = policies.Chain(12), policies.Chain(12, stop=stop)
-    whole, stopped = (chain.grow(TableSource([0, 1], TableLM(5)), 12) for chain in chains)
-    assert whole.tokens.shape[1] == 13 > stopped.tokens.shape[1]

@@ -137,36 +137,13 @@ def function_lengths() -> list[int]:
     return sorted((n.end_lineno or n.lineno) - n.lineno + 1 for n in functions)
 
 
-def way_limits() -> tuple[int, int]:
-    """The frames from `generate` to a pass and the kinds of objects that carry a call, as the test of both has them."""
-    text = (ROOT / "tests/hf/generation/test_way.py").read_text()
-    frames, carriers = re.findall(r"^(?:MOST_FRAMES|CARRIERS) = (.*)", text, re.MULTILINE)
-    return int(frames), len(ast.literal_eval(carriers))
-
-
-BEFORE = {
-    "lines of treespec": (32_947, 304),
-    "lines of treespec/policies/control": (1_176, 9),
-    "lines of recipes": (1_637, 11),
-    "lines of benchmarks": (13_248, 106),
-    "lines of tests": (29_575, 252),
-    "words of README and docs": (35_925, 33),
-    "lines that treespec.engine.loop imports": (12_534, 23_851, 23_253),
-    "lines that treespec.hf.generation.speculation imports": (23_851, 23_851, 23_253),
-    "frames from generate to a pass, kinds of objects that carry a call": (9, 7),
-    "imports of hf/generation/decode.py": (28,),
-    "imports from core to add-ons": (65,),
-    "import contracts": (29,),
-    "functions, their median and longest lines, how many have above 50": (2_190, 6, 57, 9),
-}
-"""The same at commit a2a0864, before core and add-ons were parted. Files and pages come after lines and words; what is
-reachable after what is imported, and last what is reachable through today's rooms of the core alone."""
+FOLDERS = ("treespec", "treespec/policies/control", "recipes", "benchmarks", "tests")
 
 
 def counts() -> dict[str, tuple[int, ...]]:
-    """All that is counted today, as in `BEFORE`."""
-    folders = [name.removeprefix("lines of ") for name in BEFORE if name.startswith("lines of ")]
-    files = {f"lines of {folder}": list((ROOT / folder).rglob("*.py")) for folder in folders}
+    """All that is counted: files and pages after lines and words, what is reachable after what is imported, and last
+    what is reachable through the core alone; functions, their median and longest lines."""
+    files = {f"lines of {folder}": list((ROOT / folder).rglob("*.py")) for folder in FOLDERS}
     found = {name: (sum(p.read_text().count("\n") for p in paths), len(paths)) for name, paths in files.items()}
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     found["words of README and docs"] = sum(len(page.read_text().split()) for page in pages), len(pages)
@@ -174,27 +151,9 @@ def counts() -> dict[str, tuple[int, ...]]:
         closures = closure(name), closure(name, is_reachable=True), in_core(name)
         found[f"lines that {name} imports"] = tuple(sum(lines.values()) for lines in closures)
     lengths = function_lengths()
-    over = sum(length > 50 for length in lengths)
-    last = (
-        way_limits(),
-        (num_imports("treespec.hf.generation.decode"),),
-        (len(edges_to_add_ons()),),
-        ((ROOT / ".importlinter").read_text().count("[importlinter:contract"),),
-        (len(lengths), int(median(lengths)), lengths[-1], over),
-    )
-    return found | dict(zip(list(BEFORE)[len(found) :], last, strict=True))
-
-
-def report() -> str:
-    """A line for everything that is counted: before, and today."""
-    rows = [(name, _shown(BEFORE[name]), _shown(today)) for name, today in counts().items()]
-    rows.insert(0, ("", "before", "today"))
-    return "\n".join(f"{name:<68}{before:>25}{today:>25}" for name, before, today in rows)
-
-
-def _shown(numbers: tuple[int, ...]) -> str:
-    return ", ".join(f"{number:,}" for number in numbers)
+    return found | {"functions": (len(lengths), int(median(lengths)), lengths[-1])}
 
 
 if __name__ == "__main__":
-    print(report())
+    for name, numbers in counts().items():
+        print(f"{name:<56}{', '.join(f'{number:,}' for number in numbers):>25}")

@@ -51,27 +51,28 @@ def test_policies_that_a_setting_can_describe(tmp_path, policy):
     assert repr(setting.policy()) == repr(policy)
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [KAry([2]), Chain(2, stop=LowConfidence()), BestFirst(9, beam=2), Sequoia([[0.5]], 2), Control(pass_ms={1: 1.0})],
-)
-def test_policies_that_it_cannot_describe_are_refused(tmp_path, policy):
-    with pytest.raises(ConfigError, match="a setting cannot describe the tree"):
-        treespec.save_setting(TreeSpeculation(treespec.SuffixLookup(), tree=policy), tmp_path / "a.json", MODEL)
-    assert not any(tmp_path.iterdir())
-
-
 class OtherTraversal(TargetWalk):
     """The caller's own, under a name of treespec's."""
 
     name = "traversal"
 
 
-@pytest.mark.parametrize("rule", [ThresholdAcceptance(single=0.2, accumulated=0.3), KSeq(1), OtherTraversal()])
-def test_rules_that_it_cannot_describe_are_refused(tmp_path, rule):
-    given = TreeSpeculation(treespec.TokenRecycling(), tree=4, verification=rule)
-    with pytest.raises(ConfigError, match=rf"a setting cannot describe the rule .*{type(rule).__name__}"):
-        treespec.save_setting(given, tmp_path / "a.json", MODEL)
+def test_what_it_cannot_describe_is_refused(tmp_path):
+    policies = KAry([2]), Chain(2, stop=LowConfidence()), BestFirst(9, beam=2), Sequoia([[0.5]], 2)
+    for policy in (*policies, Control(pass_ms={1: 1.0})):
+        with pytest.raises(ConfigError, match="a setting cannot describe the tree"):
+            treespec.save_setting(TreeSpeculation(treespec.SuffixLookup(), tree=policy), tmp_path / "a.json", MODEL)
+    for rule in (ThresholdAcceptance(single=0.2, accumulated=0.3), KSeq(1), OtherTraversal()):
+        given = TreeSpeculation(treespec.TokenRecycling(), tree=4, verification=rule)
+        with pytest.raises(ConfigError, match=rf"a setting cannot describe the rule .*{type(rule).__name__}"):
+            treespec.save_setting(given, tmp_path / "a.json", MODEL)
+    for wrong in (5, treespec.SuffixLookup()):
+        with pytest.raises(ConfigError, match="a setting describes a TreeSpeculation, got"):
+            treespec.save_setting(wrong, tmp_path / "a.json", MODEL)  # pyright: ignore[reportArgumentType]
+    given = TreeSpeculation(noisy_copy(MODEL), tree=4)
+    for names in ("suffix", [], ["suffix", ""], ["suffix", 5]):
+        with pytest.raises(ConfigError, match=r"drafters must be a list of names such as \['recycling', 'suffix'\], g"):
+            treespec.save_setting(given, tmp_path / "a.json", MODEL, drafters=names)  # pyright: ignore
     assert not any(tmp_path.iterdir())
 
 
@@ -115,21 +116,13 @@ def test_a_draft_model_with_another_tokenizer_needs_the_targets(tmp_path):
     assert identical(target, prompt(), speculation, max_new_tokens=12).num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("names", ["suffix", [], ["suffix", ""], ["suffix", 5]])
-def test_names_are_given_as_a_list(tmp_path, names):
-    speculation = TreeSpeculation(noisy_copy(MODEL), tree=4)
-    with pytest.raises(ConfigError, match=r"drafters must be a list of names such as \['recycling', 'suffix'\], got"):
-        treespec.save_setting(speculation, tmp_path / "a.json", MODEL, drafters=names)
-    assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("names", [None, ["recycling", "suffix"]])
-def test_the_limit_of_merged_trees_is_written(tmp_path, names):
+def test_the_limit_of_merged_trees_is_written(tmp_path):
     merge = treespec.Merge([treespec.TokenRecycling(), treespec.SuffixLookup()], num_nodes=4)
     assert "num_nodes=4" in repr(merge)
-    treespec.save_setting(TreeSpeculation(merge, tree=16), tmp_path / "a.json", MODEL, drafters=names)
-    loaded = treespec.load_setting(tmp_path / "a.json", MODEL)
-    assert repr(loaded.drafter) == repr(merge)
+    for names in (None, ["recycling", "suffix"]):
+        treespec.save_setting(TreeSpeculation(merge, tree=16), tmp_path / "a.json", MODEL, drafters=names)
+        loaded = treespec.load_setting(tmp_path / "a.json", MODEL)
+        assert repr(loaded.drafter) == repr(merge)
     treespec.save_setting(loaded, tmp_path / "b.json", MODEL)
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
     in_commands = Drafting(setting=tmp_path / "a.json").speculation(Loaded(MODEL, None, "model"))
@@ -145,14 +138,18 @@ def test_the_limit_of_merged_trees_is_written(tmp_path, names):
         ('{"format": "treespec setting", "version": 7}', "has version 7"),
         ('{"format": "treespec setting", "version": 1}', "is damaged: 'drafters'"),
         ('{"format": "treespec setting", "version": 1, "drafters": []}', "drafters must be a list of names"),
-        ('{"format": "treespec setting", "version": 1, "drafters": "suffix"}', "drafters must be a list of names"),
-        ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "merge_nodes": 0}', "merge_nodes"),
-        ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "colour": 1}', "colour"),
-        ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "tree": "oak"}', "tree of 8"),
-        ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "tree": "chain of 0"}', "positive int"),
-        ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "rule": "best"}', "'best'"),
-        ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "max_nodes": 0}', "max_nodes"),
-        ('{"format": "treespec setting", "version": 1, "drafters": ["suffix"], "machine": 3}', "machine"),
+        *(
+            (f'{{"format": "treespec setting", "version": 1, "drafters": ["suffix"], {more}}}', words)
+            for more, words in [
+                ('"merge_nodes": 0', "merge_nodes"),
+                ('"colour": 1', "colour"),
+                ('"tree": "oak"', "tree of 8"),
+                ('"tree": "chain of 0"', "positive int"),
+                ('"rule": "best"', "'best'"),
+                ('"max_nodes": 0', "max_nodes"),
+                ('"machine": 3', "machine"),
+            ]
+        ),
     ],
 )
 def test_what_is_not_a_setting_file_is_named(tmp_path, text, words):
@@ -175,20 +172,15 @@ def test_settings_of_other_models_and_machines(tmp_path):
         treespec.load_setting(tmp_path / "a.json", MODEL)
 
 
-@pytest.mark.parametrize("part", ["nowhere.module:Drafter", lambda needed: needed], ids=["no module", "an argument"])
-def test_a_drafter_that_cannot_be_made_harms_no_other(tmp_path, part):
-    DRAFTERS.register("broken", part)
+def test_a_drafter_that_cannot_be_made_harms_no_other(tmp_path):
+    DRAFTERS.register("missing", "nowhere.module:Drafter")
+    DRAFTERS.register("broken", lambda needed: needed)
     try:
         treespec.save_setting(TreeSpeculation(treespec.SuffixLookup(), tree=4), tmp_path / "a.json", MODEL)
     finally:
+        DRAFTERS.forget("missing")
         DRAFTERS.forget("broken")
     assert Setting.load(tmp_path / "a.json").drafters == ("suffix",)
-
-
-def test_only_a_speculation_is_written(tmp_path):
-    for wrong in (5, treespec.SuffixLookup()):
-        with pytest.raises(ConfigError, match="a setting describes a TreeSpeculation, got"):
-            treespec.save_setting(wrong, tmp_path / "a.json", MODEL)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path):

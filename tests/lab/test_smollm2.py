@@ -1,14 +1,8 @@
 """The small real model: its wheel, its conversion and its cache."""
 
 import pytest
-from helpers.tiny import tiny_llama
 
 from treespec.lab import smollm2
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny_llama()
 
 
 def test_an_absent_wheel_is_named(monkeypatch, tmp_path):

@@ -40,7 +40,7 @@ def test_one_tree_and_a_batch_agree_with_the_walk() -> None:
             single = verify(trees.trees[0], uniform(3, 3), name, coins=coins[0], draws=draws[0])
             assert [single] == expected
 
-    for trees, name in ((SELECTED, "target_walk"), (IID, "traversal")):  # What "auto", the default, stands for.
+    for trees, name in ((SELECTED, "target_walk"), (IID, "traversal")):  # "auto" is the default.
         expected = verify_rows(RULES[name], trees, uniform(1, 3, 3), coins, draws)
         assert verify(trees, uniform(1, 3, 3), coins=coins, draws=draws) == expected
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.tools import ancestor_matrix, import_graph, pictures
+from docs.tools import import_graph, pictures
 
 DOCS = pictures.DOCS
 
@@ -23,12 +23,6 @@ def test_the_page_draws_the_committed_pictures(tmp_path, capsys):
     assert [picture.name for picture in drawn] == sorted(path.name for path in (DOCS / "pictures").glob("*.svg"))
     for picture in drawn:
         assert shapes(picture) == shapes(DOCS / "pictures" / picture.name), "run `python docs/tools/pictures.py`"
-
-
-def test_the_ancestor_matrix_is_the_committed_one(tmp_path):
-    ancestor_matrix.draw(tmp_path / "drawn.svg")
-    drawn = (tmp_path / "drawn.svg").read_text()
-    assert drawn.count("<text") == (DOCS / "assets" / "ancestor_matrix.svg").read_text().count("<text")
 
 
 def boxes(picture: Path) -> dict[str, int]:

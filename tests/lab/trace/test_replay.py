@@ -14,15 +14,7 @@ MODELS = {"dense form": ("draft model", TARGET), "tree walk": (LARGE_DRAFT, LARG
 
 
 @pytest.mark.parametrize(
-    ("rule", "form"),
-    [
-        ("target_walk", "dense form"),
-        ("traversal", "dense form"),
-        ("greedy", "dense form"),
-        ("traversal", "tree walk"),
-        ("recursive", "tree walk"),
-        ("greedy", "tree walk"),
-    ],
+    ("rule", "form"), [("traversal", "dense form"), ("greedy", "dense form"), ("recursive", "tree walk")]
 )
 def test_the_same_rule_gives_the_same_verdicts(tmp_path, rule, form):
     drafter, model = MODELS[form]
