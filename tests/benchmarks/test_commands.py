@@ -52,36 +52,11 @@ def test_commands_that_are_named_exist() -> None:
     assert OPTIONS.keys() <= SCRIPTS
 
 
-def test_every_result_is_linked_from_a_page() -> None:
-    """By itself, by a file of the same name, or by its study's report: what no page quotes leaves the repository."""
-    links = {
-        (page.parent / link).resolve().with_suffix("")
-        for page in (*PAGES, *(path for path in RESULTS if path.suffix == ".md"))
-        for link in re.findall(r"\]\(([^)\s#]+)", page.read_text())
-    }
-    files = [path for path in (BENCHMARKS / "results").rglob("*") if path.is_file() and path.suffix != ".parquet"]
-    unlinked = [path for path in files if links.isdisjoint((path.with_suffix(""), path.parent / "report"))]
-    assert [str(path.relative_to(ROOT)) for path in unlinked] == []
-
-
-def test_targets_of_make_that_are_named_exist() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    text = "\n".join(page.read_text() for page in PAGES)
-    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, flags=re.MULTILINE))
-    assert {"test", "demo"} <= named <= targets
-
-
 def test_the_page_of_benchmarks_lists_every_script() -> None:
     table = (ROOT / "docs" / "benchmarks.md").read_text().split("| `python -m benchmarks.` |")[1].split("\n\n")[0]
     cells = re.findall(r"^\| (`.*?) \|", table, flags=re.MULTILINE)
     listed = {f"benchmarks.{name}" for cell in cells for name in re.findall(r"`([\w.]+)", cell)}
     assert listed == scripts("benchmarks")
-
-
-def test_files_of_the_repository_that_are_named_exist() -> None:
-    for page in PAGES:
-        named = re.findall(r"`((?:benchmarks|recipes)/[\w./-]*)`", page.read_text())
-        assert [name for name in named if not (ROOT / name).exists()] == [], page.name
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules.*:RuntimeWarning")

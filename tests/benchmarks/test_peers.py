@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,7 @@ from helpers.tiny import prompt, tiny_llama
 from benchmarks.common.prompts import Prompt
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import contestants
-from benchmarks.peers.contestants import AUTO, FIRST, OPTIMIZED, PLAIN, RANDOM, ROOT, Compiled, Makers, Process
+from benchmarks.peers.contestants import AUTO, FIRST, OPTIMIZED, PLAIN, RANDOM, ROOT, Makers
 from benchmarks.peers.report import category, complete, picture, report
 from treespec.drafters import SuffixLookup
 from treespec.lab import smollm2
@@ -92,14 +91,6 @@ def test_a_whole_run_is_kept_and_resumed(run_peers, monkeypatch):
         run_peers(*settings, "--seed", "1")
 
 
-def test_contexts_and_a_busy_core_are_cells_of_their_own(run_peers):
-    data, text = run_peers(
-        "--contexts", "3", "--busy", "0", "1", "--temperatures", "1", "--prompts", "1", "--contestants"
-    )
-    assert list(data["found"]) == ["context 3, T = 1", "context 3, 1 more on the core, T = 1"]
-    assert "| context 3, 1 more on the core, T = 1 | plain" in text
-
-
 def test_a_busy_core_is_shared_while_it_lasts(monkeypatch):
     started, popen, cores = [], subprocess.Popen, os.sched_getaffinity(0)
     monkeypatch.setattr(
@@ -136,15 +127,6 @@ def test_first_calls_and_random_drafts_go_by_what_speed_up_returns():
     assert (plain.num_read, plain.num_passes) == (1, 12)
 
 
-def test_outputs_are_compared_with_plain_ones():
-    model = tiny_llama()
-    bench = Bench(model, {"a": encode(None, [Prompt("", "1"), Prompt("", "2")])}, 6)
-    plain = bench.decode("a", {})
-    other = [(plain.rows[1][0] + 1) % 50, *plain.rows[1][1:]]
-    found = peers.agreements(bench, "a", {PLAIN: plain, AUTO: replace(plain, rows=[plain.rows[0], other])})
-    assert found == {PLAIN: "identical", AUTO: "different"}
-
-
 def reported(prompts, path):
     settings = {"command": "python", "versions": {}, "processor": "two cores", "threads": 2, "new_tokens": 5}
     found = {"prompts": prompts, "run": settings, "loads": [0.5, 1.0], "left_out": {"vllm": "no environment"}}
@@ -166,28 +148,11 @@ def test_report_and_picture(tmp_path):
     assert f"{auto}, from call 10 on | 2 | 1.08 |" in text
 
 
-def test_a_batch_of_first_calls_whose_faster_plain_decoding_is_another_in_whole_calls(tmp_path):
-    runs = {PLAIN: run(0.9), OPTIMIZED: run(1.0, reading=0.6), "chain-4-first": run(0.5), "auto-first": run(0.3)}
-    text = reported({"a | b": runs}, tmp_path / "peers.png")
-    assert "| 100.0 | chain of 4, first calls: 1.00 |  | 2.00 |  | 3.00 | plain `generate` |" in text
-    assert "1 batch, 5 new tokens" in text
-
-
 def test_categories_and_prompts_that_end_at_once():
     assert [category(name) for name in NAMES] == ["HumanEval", "GSM8K", "Spec-Bench, qa", "Spec-Bench, talk"]
     assert category("SPEED-Bench/0a1b (low/high: (x))") == "SPEED-Bench, low/high: (x)"
     short = {"gsm8k-2": {PLAIN: run(0.5), AUTO: run(0.1, num_tokens=1)}}
     assert [*complete(PROMPTS | short)] == [*NAMES]
-
-
-def test_another_environment_is_left_out_with_its_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(smollm2, "converted_folder", lambda: tmp_path)
-    with pytest.raises(RuntimeError, match="make bench-peers"):
-        Process.of_library(tmp_path / "absent", "vllm", {}, 1)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").symlink_to(sys.executable)
-    with pytest.raises(RuntimeError, match="unknown"):
-        Process.of_library(tmp_path, "unknown", {}, 1)
 
 
 def test_requests_and_answers_are_lines(tmp_path):
@@ -205,17 +170,3 @@ def test_requests_and_answers_are_lines(tmp_path):
     ready, answer = done.stdout.splitlines()
     assert "ready" in ready
     assert '"tokens": [3, 4]' in answer
-
-
-def test_compiled_plain_decoding_gives_the_same_tokens_with_either_cache(monkeypatch):
-    """By a backend that runs the graphs as they are; each run of the benchmark compares the other's tokens."""
-    make = contestants.CompileConfig
-    eager = {"backend": "eager", "options": None}
-    monkeypatch.setattr(contestants, "CompileConfig", lambda **settings: make(**settings | eager))
-    model = tiny_llama()
-    inputs = {str(n): {"input_ids": torch.arange(1, n + 1)[None]} for n in (5, 12, 20, 6)}
-    inputs = {name: given | {"attention_mask": torch.ones_like(given["input_ids"])} for name, given in inputs.items()}
-    bench = Bench(model, inputs, 8)
-    compiled = Compiled.of(model, (16, 32)).start(bench)
-    for name in inputs:
-        assert compiled(name).tokens == bench.decode(name, {}).tokens

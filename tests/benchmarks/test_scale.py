@@ -1,7 +1,6 @@
 """Predictions for larger models: times of passes, crossings, and the command from measured acceptance to its report."""
 
 import json
-from statistics import fmean
 
 import pytest
 from helpers.tiny import prompt, tiny_llama
@@ -45,35 +44,6 @@ def test_nodes_above_a_value_accept_the_beginning_of_the_path():
     assert {"nodes": 3.0, "deviation": 3.0, "accepted": 2.5}.items() <= found["0.3"].items()
     assert found["0.3"]["expected"] == pytest.approx(sum(EASY[0]) / 2)
     assert {"nodes": 1.0, "accepted": 1.0}.items() <= found["0.9"].items()
-
-
-@pytest.mark.parametrize("other", [EASY, HARD])
-@pytest.mark.parametrize("num_texts", scale.NUM_TEXTS)
-def test_sharing_beats_an_equal_split_of_as_many_nodes_unless_texts_are_alike(num_texts, other):
-    trees = [EASY, other]
-    part = trained_drafters.sharing(trees)["0.3"]
-    size = int(part["nodes"])
-    accepted = fmean(len({*values[:size]} & {*right}) for values, right in trees)
-
-    def speed(part):
-        shapes = {"tree of 8": {"tokens": 300, "passes": 100, "levels": 300, "sharing": {"0.3": part}}}
-        found = scale.speeds(scale.LLAMA_8B, num_texts, shapes, None)
-        return found[scale.best(found, "shared")]
-
-    equal = speed(part | {"deviation": 0.0, "accepted": accepted})
-    assert speed(part) == pytest.approx(equal) if other is EASY else speed(part) > equal
-
-
-def test_the_fastest_least_value_leaves_fewer_nodes_to_more_texts():
-    table = trained_drafters.sharing([EASY, HARD])
-    shapes = {"tree of 8": {"tokens": 400, "passes": 100, "levels": 300, "sharing": table}}
-    found = [scale.speeds(scale.LLAMA_8B, n, shapes, None) for n in (1, 16, 256)]
-    best = [scale.best(speeds, "shared") for speeds in found]
-    assert best[0] == "shared tree of 8, 7.0 nodes"
-    nodes = [float(name.split(", ")[1].split()[0]) for name in best]
-    assert nodes[0] >= nodes[1] > nodes[2]
-    # Above 0 all nodes stay; trees of 8 would have one more.
-    assert all(speeds[name] >= speeds["tree of 8"] for speeds, name in zip(found, best, strict=True))
 
 
 def test_a_report_of_measured_acceptance(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +22,6 @@ from benchmarks.tree_vs_chain.replay import RecordedScorer, replay
 from treespec import DraftModel, Merge, SuffixLookup, TokenRecycling, TreeSpeculation
 from treespec.hf import TreeScorer
 from treespec.lab.measure.paired import bootstrap, difference
-from treespec.policies import BestFirst
 
 TABLE = [[0.5, 0.2, 0.1], [0.4, 0.2], [0.3], [0.3], [0.3]]
 
@@ -66,41 +66,9 @@ def test_recorded_logits_are_those_of_plain_passes(pair, text):
     assert torch.allclose(again[1], model(ids).logits[0, -1], atol=1e-4)
 
 
-def test_other_prompts_are_other_texts(tmp_path, monkeypatch):
-    calls = []
-
-    def generate(input_ids, max_new_tokens, **_):
-        calls.append(max_new_tokens)
-        return torch.cat([input_ids, input_ids[:, :1]], 1)
-
-    def encode(_, given):
-        ids = torch.tensor([[len(prompt.text), 7] for prompt in given])
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-    def texts(*names):
-        model, tokenizer = SimpleNamespace(generate=generate), SimpleNamespace(eos_token_id=99)
-        given = [Prompt("p", name) for name in names]
-        return [text.ids.tolist() for text in recorded.write_texts(model, tokenizer, given, 1.0, 1, 0, tmp_path)]
-
-    monkeypatch.setattr(recorded, "encode", encode)
-    first = texts("one", "three")
-    assert first == texts("one", "three") == [[3, 7, 3], [5, 7, 5]]
-    assert len(calls) == 1
-    assert texts("seven", "two") == [[5, 7, 5], [3, 7, 3]]
-    assert len(calls) == 2
-    assert texts("one", "three") == first
-    assert len(calls) == 2
-
-
 @pytest.mark.parametrize(
     ("drafter", "shape"),
-    [
-        ("merged", "best first"),
-        ("draft model", "best first"),
-        ("draft model", CHAIN),
-        *(pytest.param("draft model", s, marks=pytest.mark.slow) for s in POLICIES if s not in (CHAIN, "best first")),
-        pytest.param("merged", CHAIN, marks=pytest.mark.slow),
-    ],
+    [("merged", "best first"), ("draft model", "best first"), ("draft model", CHAIN)],
 )
 def test_replay_accepts_what_the_engine_accepts(pair, text, drafter, shape):
     """Trees of a fixed shape need no passes of the draft but those over the text."""
@@ -127,10 +95,8 @@ def test_replay_accepts_what_the_engine_accepts(pair, text, drafter, shape):
     assert (recorded.num_scored == 0) == recorded.is_text_enough
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_no_policy_drafts_more_than_its_budget(name):
-    shape = POLICIES[name]
-    for n in BUDGETS:
+def test_no_policy_drafts_more_than_its_budget():
+    for shape, n in product(POLICIES.values(), BUDGETS):
         assert shape.policy(n, TABLE).max_nodes <= n + 1
     assert measuring_policy().max_nodes == 65
 
@@ -183,28 +149,3 @@ def test_whole_run_on_tiny_models(tiny_models, tmp_path):
     run |= {"load_average": 0.0, "load_average_after": 0.0}
     report = tree_report.write(json.loads(json.dumps(found | {"run": run, "calls": [run]})), tmp_path)
     assert report.count("| gain |") == 8
-
-
-def test_a_warm_merge_begins_with_what_other_texts_taught(pair, text):
-    drafts = {drafters.DRAFT: pair[1], "another": noisy_copy(pair[0], noise=0.3)}
-    models = SimpleNamespace(target=pair[0], drafts=drafts)
-    other = Text(pair[0].generate(prompt(seed=5), max_new_tokens=60, do_sample=False)[0], prompt().shape[1])
-    kits = [tree_cells.RecordedKit(models, each) for each in (other, other)]  # pyright: ignore[reportArgumentType]
-    seen = []
-
-    def make(kit):
-        seen.append(kit.pool)
-        return Merge([DraftModel(kit.scorer(name)) for name in drafts], pool=kit.pool)
-
-    entry = drafters.Entry(make, (), is_learning=True)
-    learned = tree_cells.Learned(kits, entry, 8, False)
-    pool = learned.pool("best first", 4, TABLE)
-    assert seen[0] is None
-    assert [1.0, 1.0] != seen[1].weights != pool.weights, "every text adds to what is known"
-    assert learned.pool("best first", 4, TABLE) is pool
-    assert len(seen) == 2, "learned once per policy and size"
-    kit = tree_cells.RecordedKit(models, text)  # pyright: ignore[reportArgumentType]
-    before = list(pool.weights)
-    played = kit.run(entry, BestFirst(5), False, 8, False, pool)
-    assert played.pool.weights != pool.weights == before, "each text begins with the same"
-    assert tree_cells.Learned(kits, entry._replace(is_learning=False), 8, False).pool(CHAIN, 4, TABLE) is None

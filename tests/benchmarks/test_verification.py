@@ -22,20 +22,18 @@ from benchmarks.common.acceptance import (
     inner_contexts,
     rank_paths,
     sampled_bound,
-    sibling_probs,
     target_paths,
 )
 from benchmarks.common.estimates import quotient
 from benchmarks.common.prompts import Prompt
-from benchmarks.common.recorded import RecordedDistributions, Text, without_layers
+from benchmarks.common.recorded import RecordedDistributions, without_layers
 from benchmarks.verification import __main__ as verification
 from benchmarks.verification.report import DEFAULT, DETERMINISTIC, factors, report
 from treespec.hf import TreeScorer
 from treespec.lab.store import Store
 from treespec.literature.optimum import shape_inclusion, tree_bound
-from treespec.sampling import race
 from treespec.testing import enumerate_traces
-from treespec.tree import IID, MIXED, WITHOUT_REPLACEMENT
+from treespec.tree import IID, WITHOUT_REPLACEMENT
 from treespec.verification import RULES
 
 
@@ -99,27 +97,6 @@ def test_sampled_bound_has_the_mean_of_the_whole_tree_bound(siblings):
     assert np.mean(samples) == pytest.approx(exact, abs=4 * np.std(samples) / 2000**0.5)
 
 
-def test_slot_probabilities_are_frequencies():
-    probs = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    pairs, _ = race(probs.expand(40_000, 4), 2, torch.Generator().manual_seed(0))
-    for token in range(4):
-        drawn = (pairs == token).double().mean(0).tolist()
-        assert sibling_probs(WITHOUT_REPLACEMENT, probs, token, 2) == pytest.approx(drawn, abs=0.01)
-    assert sibling_probs(MIXED, probs, 0, 2) == [0.0, 1.0]
-    assert sibling_probs(MIXED, probs, 1, 2) == pytest.approx([0.6, 0.0])
-    assert sibling_probs(WITHOUT_REPLACEMENT, probs, 1, 1) == pytest.approx([0.3])
-
-
-@torch.no_grad()
-def test_layers_are_left_out():
-    model = tiny_llama(num_layers=3)
-    ids = prompt()
-    same, fewer = without_layers(model, ()), without_layers(model, (1,))
-    assert torch.equal(same(ids).logits, model(ids).logits)
-    model.model.layers[1].forward = lambda hidden_states, **_: hidden_states  # The residual stream passes it by.
-    assert torch.allclose(fewer(ids).logits, model(ids, use_cache=False).logits, atol=1e-5)
-
-
 @torch.no_grad()
 def test_recorded_distributions_are_those_of_plain_passes(monkeypatch):
     """Texts of several lengths, one of which is asked for more, and a scorer that starts again in between."""
@@ -133,11 +110,6 @@ def test_recorded_distributions_are_those_of_plain_passes(monkeypatch):
             logits = model(torch.cat([texts[context[0]], path])[None]).logits[0, -1]
             assert torch.allclose(distribution, (logits / 0.6).softmax(-1), atol=1e-5)
     assert not torch.allclose(distributions.draft([(0,)])[0], distributions.target([(0,)])[0], atol=1e-3)
-
-
-def test_prefixes_of_a_text_start_after_the_prompt():
-    text = Text(torch.arange(10), start=4)
-    assert [ids.tolist() for ids in text.contexts(2)] == [[0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6]]
 
 
 def test_finished_contexts_are_not_measured_again(tmp_path):

@@ -1,20 +1,10 @@
 """The comparison of trees with plain vLLM on CUDA: what is made of the engines' outputs."""
 
-import numpy as np
-import pytest
-
 from benchmarks.vllm import cuda
 
 
 def part(ids, **more):
     return {"ids": ids, "again": 2, "solo": None, "graphs": "NONE", "attention": "TRITON_ATTN", **more}
-
-
-def samples(seed, probs):
-    """1,000 texts of two tokens."""
-    drawn = np.random.default_rng(seed).choice(len(probs), (1000, 2), p=probs).tolist()
-    texts, counts = np.unique(drawn, axis=0, return_counts=True)
-    return [[text, int(count)] for text, count in zip(texts.tolist(), counts, strict=True)]
 
 
 def test_texts_are_compared_with_those_of_the_reference():
@@ -62,21 +52,3 @@ def test_times_are_per_token_and_per_step(monkeypatch):
     assert cuda.timed_cells("bf16 plain", {"nodes": None, "at_once": 2, **plain})[5:8] == ["4.000", "4.67", ""]
     ngram = cuda.measure(None, Clocked(monkeypatch, seconds), batches, "bf16 ngram")
     assert cuda.timed_cells("bf16 ngram", {"nodes": None, "at_once": 2, **ngram})[6:] == [""] * 5
-
-
-@pytest.mark.parametrize(("others", "is_same"), [([0.5, 0.3, 0.2], True), ([0.4, 0.4, 0.2], False)])
-def test_sampled_texts_are_compared_as_distributions(others, is_same):
-    parts = {
-        name: part([], sampled=samples(seed, probs))
-        for seed, (name, probs) in enumerate(zip(cuda.SAMPLED, ([0.5, 0.3, 0.2], others), strict=True))
-    }
-    found = cuda.sampling_test(parts)
-    assert found is not None
-    assert (found["degrees"], found["p"] > 0.01) == (8, is_same)
-
-
-def test_references_run_without_drafts_in_the_same_precision():
-    for engine in cuda.ENGINES.values():
-        if engine.reference is not None:
-            reference = cuda.ENGINES[engine.reference]
-            assert reference == (engine.arguments, None, None) or engine.arguments["dtype"] == "float32"

@@ -13,11 +13,5 @@ def test_the_command_can_be_pasted_into_a_shell(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "argv", [script, "--engines", "plain", "head and lookups", "--out=/tmp/a/b.json"])
     expected = ["python", "-m", "benchmarks.vllm.cpu_time", "--engines", "plain", "head and lookups", "--out=b.json"]
     assert shlex.split(module.settings()["command"]) == expected
-
-
-@pytest.mark.parametrize(
-    ("path", "name"), [("recipes/smollm2_head/overlap.py", "recipes.smollm2_head.overlap"), (".venv/bin/tool", "tool")]
-)
-def test_the_command_names_a_recipes_module(monkeypatch: pytest.MonkeyPatch, path: str, name: str) -> None:
-    monkeypatch.setattr(sys, "argv", [str(module.RESULTS.parents[1] / path)])
-    assert module.settings()["command"] == f"python -m {name}"
+    monkeypatch.setattr(sys, "argv", [str(module.RESULTS.parents[1] / "recipes/smollm2_head/overlap.py")])
+    assert module.settings()["command"] == "python -m recipes.smollm2_head.overlap"
