@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from treespec.policies.control.pass_times import ON_HOST, DraftTimes, PassTimes
+from treespec.policies.control.pass_times import ON_HOST, DraftTimes, PassTimes, Times
 
 
 def ms(times, num_tokens):
@@ -103,6 +103,19 @@ def test_drafts_of_nothing_do_not_make_those_of_trees_expensive():
     for _ in range(10):
         times.update(0, 0, 1, 1, 0.005)
     assert times.predict(np.array([0.0]), np.array([64]))[0] < 0.3
+
+
+def test_a_regression_goes_from_the_prior_to_what_was_observed_and_is_never_negative():
+    for per_node, count in ((0.5, 2000), (-0.5, 500)):
+        regression, rng = Times((1.0, 2.0), (20.0, 20.0), 0.1), np.random.default_rng(0)
+        assert regression.coefficients.tolist() == [1.0, 2.0]
+        for _ in range(count):
+            features = 1.0, float(rng.integers(1, 9))
+            regression.add(features, float(np.dot(features, (5.0, per_node))))
+        if per_node > 0:
+            assert regression.scale * regression.relative((1.0, 4.0)) == pytest.approx(7.0, rel=0.03)
+        else:
+            assert regression.coefficients.min() == 0.0
 
 
 def test_reading_a_long_text_does_not_count_as_drafting():
