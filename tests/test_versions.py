@@ -104,3 +104,17 @@ def test_no_deprecated_call_of_transformers(options, caplog):
         treespec.generate(target, prompt(2), speculation, max_new_tokens=12, return_dict_in_generate=True, **options)
         treespec.generate(target, prompt(1), speculation, max_new_tokens=6, cache_implementation="static", **options)
     assert [record.getMessage() for record in caplog.records if "deprecated" in record.getMessage()] == []
+
+
+def test_shares_are_all_tests_each_once(request):
+    """CI runs one share of the long tests: what no share had would never run there."""
+    (conftest,) = (p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "nothing_said_before"))
+    chosen, left_out = [], []
+    for share in ("0/3", "1/3", "2/3"):
+        hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+        conftest.pytest_collection_modifyitems(
+            SimpleNamespace(getoption=lambda _, s=share: s, hook=hook), items := list("abcdefg")
+        )
+        chosen += items
+    assert sorted(chosen) == list("abcdefg")
+    assert sorted(left_out) == sorted(2 * list("abcdefg"))

@@ -58,3 +58,59 @@ def test_the_column_of_imports_is_true() -> None:
         else:
             is_only_one = len(imported) == 1 and imported[0] == order[-1]
             assert claim == f"`{imported[0]}`" + ("" if is_only_one else " and below"), room
+
+
+def test_every_numbering_has_its_owner() -> None:
+    """The owner is defined where the map says, and its text speaks of the number."""
+    rows = _rows("Numbers that name a node")
+    assert len(rows) == 10
+    for number, _, owner in rows:
+        name, file = re.findall(r"`([\w./]+)`", owner)[:2]
+        text = (ROOT / "treespec" / file).read_text()
+        (found,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == name]
+        assert number.split()[0] in (ast.get_source_segment(text, found) or "").lower(), name
+
+
+def test_names_in_the_text_exist() -> None:
+    """Every name in backticks is in the code, or in the page's own snippets."""
+    snippets = re.findall(r"```.*?```", PAGE, flags=re.DOTALL)
+    prose = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
+    files = [file for room in ("treespec", "benchmarks") for file in (ROOT / room).rglob("*.py")]
+    code = "\n".join([*snippets, *(file.read_text() for file in files)])
+    words = {"py", *re.findall(r"\w+", code)}
+    names = {word for name in re.findall(r"`([A-Za-z_][\w.]*)`", prose) for word in re.findall(r"\w+", name)}
+    assert len(names) > 60
+    assert names - words == set()
+
+
+def _listed_letters() -> set[str]:
+    table = PAGE.split("## Axis letters")[1].split("\n## ")[0]
+    return {cell for line in table.splitlines() for cell in line.strip("| ").split(" | ") if re.fullmatch(r"\w", cell)}
+
+
+def _own_letters(text: str) -> set[str]:
+    """The letters of a module's `Axis letters:` line."""
+    found = re.search(r"Axis letters: (.*?)[.\n]", text)
+    return set(re.findall(r"(?:^|, )(\w) ", found.group(1))) if found else set()
+
+
+SHAPE_IN_SIGNATURE = r'(?:Int|UInt8|Float|Bool|Shaped|Num|Real)\[[\w.]+, "([^"]*)"\]'
+SHAPE_IN_TEXT = r"(?<![\w\])])\[([^\[\]()\n\"'`=]{1,40})\]"
+AXIS = r"\.\.\.|1 or [A-Z]|<= [A-Z]|[A-Z] or 1|\d+|[\dA-Za-z](?: ?[-+*/]? ?[\dA-Za-z])*"
+
+
+def test_axis_letters_mean_the_same_everywhere() -> None:
+    listed, wrong = _listed_letters(), []
+    assert len(listed) > 20
+    for file in (*(ROOT / "treespec").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")):
+        text = file.read_text()
+        used = {
+            letter for shape in re.findall(SHAPE_IN_SIGNATURE, text) for letter in re.findall(r"\b[A-Za-z]\b", shape)
+        }
+        for shape in re.findall(SHAPE_IN_TEXT, text):
+            if all(re.fullmatch(AXIS, axis) for axis in shape.split(", ")):
+                used |= set(re.findall(r"\b[A-Z]\b", shape))
+        own = _own_letters(text)
+        wrong += [f"{file}: {letter} is not on the map" for letter in sorted(used - listed - own)]
+        wrong += [f"{file}: {letter} has a meaning on the map" for letter in sorted(own & listed)]
+    assert wrong == []

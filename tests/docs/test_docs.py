@@ -1,8 +1,11 @@
 """The snippets of docs/ run, and its tables agree with the code."""
 
+import pkgutil
 import re
 import shlex
 import warnings
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,6 +117,14 @@ def test_snippets_of_diagnosis_run_in_order(monkeypatch, tmp_path) -> None:
     assert causes == set(SLOW_RUNS), "every cause has its row, and its prepared run"
 
 
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_a_page_opens_with_words_and_a_snippet(page: Path) -> None:
+    """No table before it: a reader sees what the page is for, then what that looks like in use."""
+    opening = re.search(r"\A# .*\n\n[\w`][^|]*?^```(\w+)$", page.read_text(), flags=re.MULTILINE)
+    assert opening is not None
+    assert opening[1] in ("python", "sh")
+
+
 def commands_in(script: str) -> list[list[str]]:
     lines = script.replace("\\\n", " ").splitlines()
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("treespec ")]
@@ -138,3 +149,51 @@ def test_commands_have_the_options_that_are_named(monkeypatch, tmp_path) -> None
             command = command.commands[name]
         given = command.make_context(name, arguments).params
         TrainingConfig(**parse_settings(given.get("settings") or []))
+
+
+def test_commands_in_the_text_exist_and_have_their_options() -> None:
+    results = sorted((ROOT / "benchmarks" / "results").rglob("*.md"))
+    text = "\n".join(page.read_text() for page in (*PAGES, ROOT / "CHANGELOG.md", *results))
+    group: Any = typer.main.get_command(app)
+    found = re.findall(r"`treespec ([a-z][a-z-]*)([^`]*)`", text)
+    assert len(found) > 5
+    for name, arguments in found:
+        assert name in group.commands
+        known = {option for parameter in group.commands[name].params for option in parameter.opts}
+        assert set(re.findall(r"(?<!\S)--[a-z][a-z-]*", arguments)) <= {*known, "--help"}, name
+
+
+def test_modules_and_functions_that_are_named_exist() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    names = set(re.findall(r"`(treespec(?:\.\w+)+)", text))
+    assert len(names) > 20
+    assert [name for name in names if not _exists(name)] == []
+
+
+def _exists(name: str) -> bool:
+    """Whether a dotted path is a module, or what a module holds."""
+    with suppress(ImportError, AttributeError):
+        return pkgutil.resolve_name(name) is not None
+    return False
+
+
+LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "recipes").rglob("*.md")]
+LINKING += sorted((ROOT / "benchmarks" / "results").rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in link]
+    broken = []
+    for link in links:
+        file, _, heading = link.partition("#")
+        target = page.parent / file if file else page
+        if not target.exists() or (heading and heading not in headings(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    lines = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}

@@ -93,3 +93,8 @@ def test_measured_numbers_are_in_the_results_that_the_section_links_to(page: Pat
         if (number := match[0]) not in constants and not is_in(number, results)
     ]
     assert unfounded == []
+
+
+def test_a_number_without_a_result_is_found() -> None:
+    assert all(is_in(*case) for case in [("1,600", "| 1600 |"), (".470", "0.470"), ("1.39", "1.39 (1.2 to 1.5)")])
+    assert not any(is_in(*case) for case in [("1.39", "1.394"), ("1.39", "11.39"), ("0.5", "")])

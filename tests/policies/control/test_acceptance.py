@@ -17,7 +17,7 @@ def learn(acceptance, trees, emitted, asked=3):
     batch = TreeBatch.from_host_trees(trees)
     drafted = acceptance.read(batch)
     acceptance.add(drafted, asked)
-    acceptance.update(drafted, batch.num_nodes.tolist(), emitted)
+    acceptance.update(drafted, emitted)
 
 
 def shown(asked, trees, emitted):

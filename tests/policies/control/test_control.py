@@ -428,6 +428,25 @@ def test_a_long_unread_text_is_counted_over_the_steps_that_it_serves():
     assert all(server.drafts(300, 1)[-20:])
 
 
+def test_batches_pay_for_all_rows():
+    profile = {1: 30.0, 16: 60.0, 64: 200.0, 128: 400.0}
+    single = World(Control(), profile=profile).run(60)
+    batch = World(Control(), profile=profile, rows=8).run(60)
+    assert np.mean(batch.sizes[-30:]) < np.mean(single.sizes[-30:])
+
+
+def test_a_servers_passes_are_timed_by_the_nodes_of_all_rows():
+    control, rng = Control(16), np.random.default_rng(0)
+    begun(control, is_flat=True)
+    for _ in range(200):
+        sizes = rng.integers(1, 9, 4).tolist()
+        trees = TreeBatch.from_host_trees([HostTree([0] * n, list(range(-1, n - 1)), [1.0] * n) for n in sizes])
+        control.choose(4, 0)
+        step = VerifiedStep(trees, [Verdict((0,), 9, False)] * 4, Scores(torch.zeros(0)), [[9]] * 4)
+        control.learn(step, 0.0, 100.0 + 4 * sum(sizes))
+    assert control._learned.passes.predict(np.array([8]), 4)[0] == pytest.approx(132.0, rel=0.03)
+
+
 def cut(trees):
     """A control, and the nodes that it leaves of the trees of a server's requests."""
     control = Control(pass_ms={1: 23.0, 4: 32.0})

@@ -102,11 +102,11 @@ class Acceptance:
         self._sums[1:] = MEMORY * self._sums[1:] + best
         self._weight = MEMORY * self._weight + 1
 
-    def update(self, trees: Sequence[DraftedTree], num_nodes: Sequence[int], emitted: Sequence[Sequence[int]]) -> None:
-        """Learn which nodes were right; `num_nodes`: how many of a tree were verified, root included."""
+    def update(self, trees: Sequence[DraftedTree], emitted: Sequence[Sequence[int]]) -> None:
+        """Learn which nodes of verified trees were right."""
         rest = (1 - MEMORY) * PRIOR_ACCEPTED
         self._accepted, self._predicted = MEMORY * self._accepted + rest, MEMORY * self._predicted + rest
-        for tree, count, tokens in zip(trees, num_nodes, emitted, strict=True):
+        for tree, tokens in zip(trees, emitted, strict=True):
             self._accepted += (len(tokens) - 1) / len(trees)
-            self._predicted += sum(tree.probs[node] for node in tree.order[: count - 1]) / len(trees)
+            self._predicted += sum(tree.probs[1:]) / len(trees)
             tree.learn(self._known, tokens)

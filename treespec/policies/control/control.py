@@ -177,7 +177,7 @@ class Control(ShowsOptions, StepControl):
 
     def _slowest(self) -> float:
         """The slowest row's emitted tokens over the mean row's, smoothed: padded batches wait for that row."""
-        if self._is_flat or len(self._emitted) != self._num_rows:
+        if self._is_flat or self._num_rows == 1 or len(self._emitted) != self._num_rows:
             return 1.0
         return float((FEW_TOKENS + self._emitted.min()) / (FEW_TOKENS + self._emitted.mean()))
 
@@ -244,17 +244,17 @@ class Control(ShowsOptions, StepControl):
         if self._is_repeated:
             return
         learned, trees = self._learned, self._trees
-        num_rows, num_nodes = step.trees.num_rows, step.trees.num_nodes.tolist()
+        num_rows = step.trees.num_rows
         if trees:
             # A server's requests may have left since they were drafted for.
             verified = learned.acceptance.read(step.trees) if self._is_flat else trees
-            learned.acceptance.update(verified, num_nodes, step.emitted)
+            learned.acceptance.update(verified, step.emitted)
             emitted = np.array([len(tokens) for tokens in step.emitted], float)
             self._emitted = emitted + (self._emitted if len(self._emitted) == num_rows else 0.0)
             if learned.wait > FIRST_WAIT and emitted.mean() * self._slowest() - 1 > learned.break_even:
                 learned.num_plain = learned.wait = FIRST_WAIT  # One draft that pays is followed by another.
         if self._is_timed and other_ms is not None:
-            num_tokens = sum(num_nodes) if self._is_flat else num_rows * step.trees.max_nodes
+            num_tokens = int(step.trees.num_nodes.sum()) if self._is_flat else num_rows * step.trees.max_nodes
             learned.passes.update(num_tokens, num_rows, self._context, other_ms)
         if self._is_timed and trees:
             levels, drafted = float(learned.num_levels[self._number]), sum(len(tree.order) for tree in trees)

@@ -74,10 +74,11 @@ class Times:
         observed = np.array([*features, value]) / expected
         self._sums = FORGETTING * self._sums + observed[:-1, None] * observed
         variance = max(self._errors[0] / self._errors[1], LEAST_ERROR**2)
-        # Without the features whose coefficients would be negative.
         sums, used = self._sums + self._pull * variance, np.arange(len(features))
-        while (found := np.linalg.solve(sums[np.ix_(used, used)], sums[used, -1])).min(initial=0.0) < 0:
+        found = np.linalg.solve(sums[:, :-1], sums[:, -1])
+        while found.min(initial=0.0) < 0:  # Without the features whose coefficients would be negative.
             used = used[found >= 0]
+            found = np.linalg.solve(sums[np.ix_(used, used)], sums[used, -1])
         self.coefficients = np.zeros(len(features))
         self.coefficients[used] = found
 
