@@ -63,7 +63,7 @@ ALSO: dict[str, dict[str, Any]] = {
     "max_cache_len": {"cache_implementation": "static"},
     "penalty_alpha": {"top_k": 4},
 }
-"""What a field needs besides, to have an effect, or so that sampled text has one outcome."""
+"""Further fields that one needs to have an effect, or so that sampled text has one outcome."""
 EXAMPLES = {name: {name: value} | ALSO.get(name, {}) for name, value in VALUES.items()}
 CHANGES_NOTHING = {
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "epsilon_cutoff", "eta_cutoff"),

@@ -139,6 +139,19 @@ def test_one_object_decodes_one_call_at_a_time(target, draft):
     target.generate(prompt(), **OPTIONS, custom_generate=speculation)
 
 
+def test_walks_and_dense_rules_sample_the_same_tokens(target, draft, monkeypatch):
+    ids, options = prompt(4), {"max_new_tokens": 12, "do_sample": True, "top_k": 20, "repetition_penalty": 1.2}
+
+    def run():
+        tree = KAry((3, 1), children="mixed")
+        speculation = TreeSpeculation(draft, tree=tree, verification="recursive", seed=3)
+        return target.generate(ids, **options, custom_generate=speculation)
+
+    dense = run()
+    monkeypatch.setattr("treespec.verification.dispatch.DENSE_ON_CPU", 0)
+    assert torch.equal(run(), dense)
+
+
 @pytest.mark.parametrize("rule", ["optimal_transport", "transport_traversal"])
 def test_transport_rules_with_distributions_of_few_tokens(target, draft, rule):
     """Slots that are never filled leave distribution rows that no node was drawn from: they decide nothing."""

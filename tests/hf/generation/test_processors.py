@@ -89,7 +89,7 @@ class Remembering:
 
 @pytest.mark.parametrize("package", ["own", "transformers.generation.logits_process"])
 def test_a_processor_that_follows_its_calls_is_refused(package, monkeypatch):
-    """What a newer transformers has is asked too."""
+    """Those of a newer transformers too."""
     monkeypatch.setattr(Counting, "__module__", package)
     options = {"max_new_tokens": 6, "logits_processor": LogitsProcessorList([Counting()])}
     with pytest.raises(UnsupportedModeError, match=r"Counting gives the same text other scores .*GrammarProcessor"):
