@@ -111,7 +111,7 @@ def keep_first_slots(layers: Any, num_slots: int, paths: Any) -> None:
     _keep_paths(layers, num_slots, [range(len(path)) for path in paths])
 
 
-def one_noise(seed: int | None, device: torch.device) -> Streams:
+def one_noise(seed: int, device: torch.device) -> Streams:
     streams = _from_seed(seed, device)
     return streams._replace(draws=torch.Generator(device).manual_seed(streams.coins.initial_seed()))
 

@@ -16,21 +16,14 @@ def recorded() -> SpeculationStats:
     return stats
 
 
-def test_draft_acceptance_rate_is_the_share_of_drafted_tokens():
-    assert recorded().draft_acceptance_rate == 3 / 8
-    assert SpeculationStats().draft_acceptance_rate == 0
-
-
-def test_lengths_count_the_token_that_follows():
+def test_each_number_counts_what_its_name_says():
     stats = recorded()
-    assert stats.mean_acceptance_length == 1 + 3 / 3
+    assert stats.draft_acceptance_rate == 3 / 8, "the share of drafted tokens"
+    assert SpeculationStats().draft_acceptance_rate == 0
+    assert stats.mean_acceptance_length == 1 + 3 / 3, "with the token that follows"
     assert stats.block_efficiency == 5 / 3
     assert stats.acceptance_histogram == {0: 1, 1: 1, 2: 1}
     assert stats.num_target_passes == 2
-
-
-def test_depth_node_and_rank_are_kept_apart():
-    stats = recorded()
     assert stats.acceptance_per_depth == {1: 2 / 3, 2: 1 / 3}
     assert stats.acceptance_per_node == {1: 2 / 3, 2: 0, 3: 1 / 2}
     assert stats.num_accepted_at_rank == {0: 3}

@@ -67,32 +67,20 @@ def _qwen(model_type: str, text: dict[str, Any], **vision: Any) -> Multimodal:
 
 
 _MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}
-_QWEN_IDS = {
-    "image_token_id": MEDIA,
-    "video_token_id": VIDEO,
-    "vision_start_token_id": START,
-    "vision_end_token_id": END,
-}
-_QWEN_TOWER = {
-    "depth": 2,
-    "num_heads": 2,
-    "patch_size": 4,
-    "temporal_patch_size": 1,
-    "spatial_merge_size": 2,
-    "initializer_range": 0.2,
-}
+_QWEN_IDS = {"image_token_id": MEDIA, "video_token_id": VIDEO}
+_QWEN_IDS |= {"vision_start_token_id": START, "vision_end_token_id": END}
+_QWEN_TOWER = {"depth": 2, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 1, "spatial_merge_size": 2}
+_QWEN_TOWER |= {"initializer_range": 0.2}
 _WIDE = {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 32}
 _CLIP = _TOWER | _PIXELS | {"model_type": "clip_vision_model", "projection_dim": 16}
 _SIGLIP = _TOWER | _PIXELS | {"model_type": "siglip_vision_model", "vision_use_head": False}
 _MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8}
-_GEMMA_N = _MIXED | {
-    "vocab_size_per_layer_input": 88,
-    "hidden_size_per_layer_input": 8,
-    "num_hidden_layers": 4,
-    "layer_types": _MIXED["layer_types"] * 2,
-    "num_kv_shared_layers": 2,
-}
-_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size_mlp": 48}
+_GEMMA_N = _MIXED | {"vocab_size_per_layer_input": 88, "hidden_size_per_layer_input": 8, "num_hidden_layers": 4}
+_GEMMA_N |= {"layer_types": _MIXED["layer_types"] * 2, "num_kv_shared_layers": 2}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size_mlp": 48, "head_dim": 8}
+_EXPERTS |= {"attention_chunk_size": WINDOW, "layer_types": ["chunked_attention", "full_attention"]}
+_AUDIO = {"num_blocks": 1, "num_attention_heads": 2, "ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16}
+_AUDIO |= {"hidden_size": 16, "intermediate_size": 24, "nemo_conv_channels": 16, "input_size": 16}
 
 KINDS: tuple[Multimodal, ...] = (
     _qwen("qwen2_vl", {}, embed_dim=16, hidden_size=32),
@@ -130,13 +118,7 @@ KINDS: tuple[Multimodal, ...] = (
     ),
     Multimodal(
         "llama4",
-        _EXPERTS
-        | {
-            "head_dim": 8,
-            "attention_chunk_size": WINDOW,
-            "layer_types": ["chunked_attention", "full_attention"],
-            "no_rope_layers": [1, 0],
-        },
+        _EXPERTS | {"no_rope_layers": [1, 0]},
         _TOWER
         | {"image_size": 16, "patch_size": 4, "vision_output_dim": 32, "projector_input_dim": 32}
         | {"projector_output_dim": 32, "intermediate_size": 64},
@@ -170,15 +152,8 @@ KINDS: tuple[Multimodal, ...] = (
     Multimodal(
         "qwen2_audio",
         {"model_type": "qwen2"},
-        {
-            "model_type": "qwen2_audio_encoder",
-            "d_model": 16,
-            "encoder_layers": 1,
-            "encoder_attention_heads": 2,
-            "encoder_ffn_dim": 24,
-            "num_mel_bins": 8,
-            "max_source_positions": 8,
-        },
+        {"model_type": "qwen2_audio_encoder", "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2}
+        | {"encoder_ffn_dim": 24, "num_mel_bins": 8, "max_source_positions": 8},
         {"audio_token_index": MEDIA},
         lambda count: {
             "input_features": _noise(count, 8, 16),
@@ -197,21 +172,7 @@ KINDS: tuple[Multimodal, ...] = (
         "phi4_multimodal",
         None,
         _TOWER | {"image_size": 16, "crop_size": 16, "patch_size": 4, "image_token_id": MEDIA},
-        SIZES
-        | {
-            "audio_config": {
-                "hidden_size": 16,
-                "intermediate_size": 24,
-                "num_blocks": 1,
-                "num_attention_heads": 2,
-                "ext_pw_out_channel": 16,
-                "depthwise_separable_out_channel": 16,
-                "nemo_conv_channels": 16,
-                "input_size": 16,
-                "audio_token_id": OTHER,
-            },
-            "original_max_position_embeddings": 256,
-        },
+        SIZES | {"audio_config": _AUDIO | {"audio_token_id": OTHER}, "original_max_position_embeddings": 256},
         lambda count: {
             "image_pixel_values": _noise(count, 2, 3, 16, 16),
             "image_sizes": torch.tensor([[16, 16]] * count),
@@ -243,12 +204,9 @@ KINDS: tuple[Multimodal, ...] = (
             "conf_num_hidden_layers": 1,
             "conf_num_attention_heads": 2,
             "sscp_conv_channel_size": [4, 4],
-            "input_feat_size": 16,
-            "conf_attention_chunk_size": 4,
-            "conf_attention_context_left": 5,
-            "vocab_offset": OTHER,
-            "vocab_size": 2,
-        },
+        }
+        | {"input_feat_size": 16, "conf_attention_chunk_size": 4, "conf_attention_context_left": 5}
+        | {"vocab_offset": OTHER, "vocab_size": 2},
         {"audio_token_id": MEDIA, "audio_soft_tokens_per_image": 4, "boa_token_id": START, "eoa_token_id": END}
         | {"image_token_id": VIDEO, "boi_token_id": 88, "eoi_token_id": 89}
         | {"vision_config": {"hidden_size": 16, "vocab_offset": OTHER, "vocab_size": 2}},

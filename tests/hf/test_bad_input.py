@@ -5,7 +5,7 @@ import torch
 from helpers import checkpoints, dflash_files
 from helpers.checkpoints import with_checkpoint
 from helpers.tiny import noisy_copy, prompt, tiny_llama
-from transformers import DynamicCache, GenerationConfig, GPT2Config, GPT2LMHeadModel, LogitsProcessor
+from transformers import DynamicCache, GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 import treespec
 from treespec import (
@@ -31,7 +31,6 @@ from treespec.errors import (
 from treespec.heads import DFlash
 from treespec.hf.introspect import CACHE_NAME
 from treespec.hf.loading.models import load_model
-from treespec.tree import ROOT_PARENT
 from treespec.verification import Traversal
 
 TARGET = tiny_llama()
@@ -48,16 +47,9 @@ def run(ids=IDS, model=TARGET, drafter=DRAFT, tree=8, do_sample=False, max_new_t
     )
 
 
-class Poison(LogitsProcessor):
+def poison(value, tokens=(3,)):
     """A broken processor."""
-
-    def __init__(self, value, everywhere=False):
-        self.value, self.everywhere = value, everywhere
-
-    def __call__(self, input_ids, scores):
-        scores = scores.clone()
-        scores[:, slice(None) if self.everywhere else 3] = self.value
-        return scores
+    return [lambda ids, scores: scores.index_fill(1, torch.tensor(tokens), value)]
 
 
 class Misguided(SuffixLookup):
@@ -102,8 +94,7 @@ def with_mask(mask):
 
 WRONG = {
     ConfigError: {
-        "empty prompt": (lambda: treespec.generate(TARGET, IDS[:, :0], TreeSpeculation(DRAFT)), "empty"),
-        "empty prompt inside the object": (lambda: call_directly(IDS[:, :0]), "empty"),
+        "empty prompt": (lambda: call_directly(IDS[:, :0]), "empty"),
         "one-dimensional ids": (lambda: call_directly(IDS[0]), r"\[B, P\]"),
         "float ids": (lambda: call_directly(IDS.float()), "int64"),
         "id outside the vocabulary": (lambda: call_directly(IDS + 64), "outside the vocabulary"),
@@ -115,6 +106,7 @@ WRONG = {
         "a rule's class": (lambda: TreeSpeculation(DRAFT, verification=Traversal), "rule"),
         "no model": (lambda: TreeScorer(None), "NoneType"),
         "a name for a model": (lambda: treespec.generate("gpt2", IDS, TreeSpeculation(DRAFT)), "from_pretrained"),
+        "no speculation": (lambda: treespec.generate(TARGET, IDS), "must be a TreeSpeculation, got NoneType"),
         "no drafter": (lambda: TreeSpeculation(None), "Drafter"),
         "an empty list of drafters": (lambda: TreeSpeculation([]), "Drafter"),
         "a drafter's class": (lambda: TreeSpeculation(TokenRecycling), "Drafter"),
@@ -130,11 +122,10 @@ WRONG = {
             "tokenizer",
         ),
         "a seed out of range": (lambda: TreeSpeculation(DRAFT, seed=2**70), "seed"),
-        "no stop string": (lambda: TreeSpeculation(DRAFT, stop_strings=[], tokenizer=object()), "several"),
         "a number for a stop string": (lambda: called(stop_strings=["a", 3], tokenizer=object()), "several"),
-        "a number for a streamer": (lambda: TreeSpeculation(DRAFT, streamer=3), "put"),
         "a number for the streamer of one call": (lambda: called(streamer=object()), "put"),
-        "a string for a seed": (lambda: TreeSpeculation(DRAFT, seed="7"), "seed"),
+        "no list of observers": (lambda: TreeSpeculation(DRAFT, observers=treespec.Observer()), "must be a list of"),
+        "no observers": (lambda: TreeSpeculation(DRAFT, observers=["a bar"]), "must be a list of Observer objects"),
         "an unknown method": (lambda: configured("oracle"), "method"),
         "an unknown key": (lambda: configured("suffix", modle=1), "modle"),
         "no number of tokens": (lambda: treespec.from_config({"method": "suffix"}), "num_speculative_tokens"),
@@ -155,10 +146,10 @@ WRONG = {
     },
     TreespecError: {"cache longer than the prompt": (lambda: run(**{CACHE_NAME: filled_cache(30)}), "cache holds")},
     LogitsError: {
-        "NaN logits": (lambda: run(logits_processor=[Poison(torch.nan)]), "NaN"),
-        "infinite logits": (lambda: run(logits_processor=[Poison(torch.inf)]), "inf"),
-        "NaN logits when sampling": (lambda: run(do_sample=True, logits_processor=[Poison(torch.nan)]), "NaN"),
-        "no token left": (lambda: run(logits_processor=[Poison(-torch.inf, True)]), "logits"),
+        "NaN logits": (lambda: run(logits_processor=poison(torch.nan)), "NaN"),
+        "infinite logits": (lambda: run(logits_processor=poison(torch.inf)), "inf"),
+        "NaN logits when sampling": (lambda: run(do_sample=True, logits_processor=poison(torch.nan)), "NaN"),
+        "no token left": (lambda: run(logits_processor=poison(-torch.inf, range(64))), "logits"),
         "a processor of another shape": (lambda: run(logits_processor=[lambda ids, scores: scores[:, 1:]]), "shape"),
         "a head of NaN": (lambda: run(drafter=DFlash(NAN_HEAD, (1, 2))), "head's distributions hold NaN"),
     },
@@ -260,4 +251,4 @@ def test_a_full_context_keeps_what_was_decoded():
 
 def test_roots_of_a_drafter_must_come_first():
     with pytest.raises(TreespecError):
-        run(drafter=one_child(2, parents=(0, ROOT_PARENT)))
+        run(drafter=one_child(2, parents=(0, -1)))

@@ -28,19 +28,16 @@ def test_sglang():
     assert shape(wide) == repr(BestFirst(32, beam=8, depth=4, branching=8))
     assert in_vllm_words(wide)[0]["num_speculative_tokens"] == 31
 
-
-def test_sglangs_eagle_is_a_head_or_the_targets_own_layers():
+    # A head, or the target's own layers.
     eagle = SGLANG | {"speculative_algorithm": "EAGLE"}
     assert in_vllm_words(eagle)[0] == {"method": "eagle", "model": "x", "num_speculative_tokens": 4}
     assert in_vllm_words(eagle | {"speculative_draft_model_path": None})[0]["method"] == "mtp"
 
-
-@pytest.mark.parametrize("algorithm", ["NGRAM", "DFLASH"])
-def test_a_number_of_draft_tokens_alone_is_a_chain(algorithm):
-    config = {"speculative_algorithm": algorithm, "speculative_num_draft_tokens": 8}
-    found, tree = in_vllm_words(config)
-    assert found["num_speculative_tokens"] == 7
-    assert repr(tree) == repr(Chain(7))
+    # A number of draft tokens alone is a chain.
+    for algorithm in ("NGRAM", "DFLASH"):
+        found, tree = in_vllm_words({"speculative_algorithm": algorithm, "speculative_num_draft_tokens": 8})
+        assert found == {"method": algorithm.lower(), "num_speculative_tokens": 7}
+        assert repr(tree) == repr(Chain(7))
 
 
 def test_tensorrt():
@@ -52,8 +49,6 @@ def test_tensorrt():
     words = {"decoding_type": "NGram", "max_draft_len": 3, "max_matching_ngram_size": 4}
     assert in_vllm_words(words)[0] == {"method": "ngram", "prompt_lookup_max": 4, "num_speculative_tokens": 3}
 
-
-def test_tensorrts_other_names():
     mtp = {"decoding_type": "MTP", "num_nextn_predict_layers": 2}
     assert in_vllm_words(mtp)[0] == {"method": "mtp", "num_speculative_tokens": 2}
     assert in_vllm_words(TENSORRT | {"decoding_type": "Eagle"})[0]["method"] == "eagle3"
@@ -62,24 +57,20 @@ def test_tensorrts_other_names():
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "error", "words"),
     [
-        (SGLANG | {"speculative_algorithm": "MAGIC"}, "speculative_algorithm must be one of"),
-        (SGLANG | {"speculative_num_steps": 0}, "speculative_num_steps"),
-        (SGLANG | {"speculative_eagle_topk": 4}, "the number of its nodes"),
-        (SGLANG | {"speculative_token_map": "x"}, "SGLang's settings"),
-        (TENSORRT | {"decoding_type": "Magic"}, "decoding_type must be one of"),
-        (TENSORRT | {"posterior_threshold": 0.1}, "TensorRT-LLM's settings"),
+        (SGLANG | {"speculative_algorithm": "MAGIC"}, ConfigError, "speculative_algorithm must be one of"),
+        (SGLANG | {"speculative_num_steps": 0}, ConfigError, "speculative_num_steps"),
+        (SGLANG | {"speculative_eagle_topk": 4}, ConfigError, "the number of its nodes"),
+        (SGLANG | {"speculative_token_map": "x"}, ConfigError, "SGLang's settings"),
+        (TENSORRT | {"decoding_type": "Magic"}, ConfigError, "decoding_type must be one of"),
+        (TENSORRT | {"posterior_threshold": 0.1}, ConfigError, "TensorRT-LLM's settings"),
+        (TENSORRT | {"eagle_choices": "nonsense"}, InvalidTreeError, "rank paths"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(config, words):
-    with pytest.raises(ConfigError, match=words):
+def test_what_is_not_known_is_refused_by_name(config, error, words):
+    with pytest.raises(error, match=words):
         treespec.from_config(config)
-
-
-def test_choices_without_a_tree_are_refused():
-    with pytest.raises(InvalidTreeError, match="rank paths"):
-        treespec.from_config(TENSORRT | {"eagle_choices": "nonsense"})
 
 
 def test_texts_are_plain(tmp_path):

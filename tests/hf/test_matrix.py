@@ -1,7 +1,7 @@
 """Every drafter with every policy: greedy output is plain greedy output, in a batch with left padding.
 
 All policies with a model that keeps a cache; the other drafters with one policy of each way to grow: by chains, by
-levels, by the best nodes, by passes over several depths. The other pairs are slow.
+levels, by the best nodes, by passes over several depths.
 """
 
 import pytest
@@ -27,7 +27,7 @@ from treespec.literature import (
     opt_tree,
 )
 from treespec.policies import BestFirst, Chain, Control, KAry, Paths, Sequoia
-from treespec.tree import MIXED, WITHOUT_REPLACEMENT
+from treespec.tree import MIXED
 
 POLICIES = {
     "Chain": lambda: Chain(4),
@@ -49,7 +49,6 @@ POLICIES = {
     "Truncated": lambda: Truncated(KAry((2, 2, 1)), 5),
 }
 CODEC = ToyCodec([chr(48 + token) * 2 for token in range(60)] + ["<a>", "<b>", "<c>", "<d>"])
-NEED_PROBS = {"mixed", "dyspec"}
 DRAFTERS = {
     "draft model": lambda draft: DraftModel(draft),
     "shared tokens": lambda draft: DraftModel(draft, vocabulary=SharedVocabulary(torch.arange(60))),
@@ -60,15 +59,8 @@ DRAFTERS = {
     "suffix": lambda draft: SuffixLookup(),
     "merge": lambda draft: Merge([TokenRecycling(), SuffixLookup()]),
 }
-HAVE_PROBS = ("shared tokens", "re-encoding", "draft model", "medusa", "block")
 WITH_ALL_DRAFTERS = ("Chain", "KAry", "BestFirst", "SpecExec")
-PAIRS = [
-    pytest.param(d, p, marks=[] if d == "draft model" or p in WITH_ALL_DRAFTERS else pytest.mark.slow)
-    for d in DRAFTERS
-    for p in POLICIES
-    if d in HAVE_PROBS or p not in NEED_PROBS
-]
-OPTIONS = {"max_new_tokens": 16, "do_sample": False}
+PAIRS = [(d, p) for d in DRAFTERS for p in POLICIES if d == "draft model" or p in WITH_ALL_DRAFTERS]
 
 
 @pytest.fixture(scope="module")
@@ -85,33 +77,20 @@ def draft(target):
 def test_greedy_equals_plain(target, inputs, draft, drafter, policy):
     speculation = treespec.TreeSpeculation(DRAFTERS[drafter](draft), tree=POLICIES[policy]())
     identical(target, inputs, speculation)
-    # The control drafts rarely with a draft model as large as the target, and rests after drafts of an empty table.
-    assert speculation.stats.num_draft_tokens > 0 or (drafter, policy) == ("recycling", "Control")
+    assert speculation.stats.num_draft_tokens > 0
+    # The control drafts rarely with a draft model as large as the target.
     if drafter in ("draft model", "shared tokens", "re-encoding") and policy != "Control":
         assert speculation.stats.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("policy", sorted(NEED_PROBS))
-def test_policies_that_sample_refuse_candidates(target, inputs, policy):
-    speculation = treespec.TreeSpeculation(TokenRecycling(), tree=POLICIES[policy]())
-    with pytest.raises(treespec.TreespecError, match="must be selected"):
-        target.generate(**inputs, **OPTIONS, custom_generate=speculation)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_auto_verifies_the_trees_of_every_policy(target, inputs, draft, policy):
-    """`verification="auto"` names a lossless rule for the trees, and the policy's children are what it says."""
-    options = {"max_new_tokens": 16, "do_sample": True, "temperature": 1.5}
+@pytest.mark.parametrize("policy", ["eagle2", "opt_tree", "SpecExec", "Sequoia", "Control", "AdaptiveChain"])
+def test_sampled_text_under_policies_that_are_not_enumerated(target, inputs, draft, policy):
+    """By the rule that "auto" names for what their children are; the others: tests/policies/test_lossless.py."""
     speculation = treespec.TreeSpeculation(DraftModel(draft), tree=POLICIES[policy](), seed=1, record_steps=True)
-    out = target.generate(**inputs, **options, custom_generate=speculation)
-    assert out.shape == (2, 30)
-    sampling_schemes = frozenset().union(*(tree.sampling_schemes for step in speculation.steps for tree in step.trees))
-    if policy in ("eagle2", "opt_tree", "SpecExec"):
-        assert sampling_schemes == {"selected"}
-    elif policy != "mixed":
-        assert "selected" not in sampling_schemes
-    if policy in ("dyspec", "StochasticBeam", "BestFirst", "KAry"):
-        assert WITHOUT_REPLACEMENT in sampling_schemes
+    options = {"max_new_tokens": 12, "do_sample": True, "temperature": 1.5}
+    target.generate(**inputs, **options, custom_generate=speculation)
+    schemes = frozenset().union(*(tree.sampling_schemes for step in speculation.steps for tree in step.trees))
+    assert (schemes == {"selected"}) == ("selected" in schemes) == (policy in ("eagle2", "opt_tree", "SpecExec"))
 
 
 def test_every_policy_is_here():

@@ -85,6 +85,14 @@ def test_selecting_nodes_orders_them_and_renumbers_parents() -> None:
     assert cut.values[0].tolist() == pytest.approx([1.0, 0.4, 0.5, 0.3])
 
 
+def test_confidences_are_values_over_the_parents() -> None:
+    tree = HostTree([9, 1, 2, 3, 4], [-1, 0, 1, 1, 3], [1.0, 0.5, 0.2, 0.6, 0.0])
+    assert tree.confidences() == pytest.approx([1.0, 0.5, 0.4, 1.0, 0.0]), "in [0, 1], also where values rise"
+    # Values that say nothing count as certain.
+    assert HostTree([9, 1, 2], [-1, 0, 1], [1.0, 0.0, 0.0]).confidences() == [1.0, 0.0, 1.0]
+    assert HostTree([9, 1], [-1, 0], []).confidences() == [1.0, 1.0]
+
+
 def test_batched_distributions_are_those_of_the_trees() -> None:
     first, second = pair_tree([0, 0], [True, True]), pair_tree([1, -1], is_width_fixed=False)
     batch = TreeBatch.from_trees([first, tree_of([-1, 0]), second])

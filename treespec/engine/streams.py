@@ -15,9 +15,8 @@ class Streams(NamedTuple):
     draws: torch.Generator
 
     @classmethod
-    def from_seed(cls, seed: int | None, device: torch.device) -> Streams:
-        """See `known_seed` for `seed=None`."""
-        parent = torch.Generator("cpu").manual_seed(known_seed(seed))
+    def from_seed(cls, seed: int, device: torch.device) -> Streams:
+        parent = torch.Generator("cpu").manual_seed(seed)
         seeds = torch.randint(2**62, (3,), generator=parent, device="cpu").tolist()
         # Coins and draws come from the host, so that they are the same on every device.
         return cls(*(torch.Generator(on).manual_seed(s) for on, s in zip((device, "cpu", "cpu"), seeds, strict=True)))

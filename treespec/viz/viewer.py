@@ -12,13 +12,8 @@ from treespec.engine.stats import SpeculationStats
 from treespec.lab.diagnosis import diagnose, of_trace
 from treespec.lab.trace import Trace, TracedCall, TracedStep
 
-SCRIPTS = (
-    "vendor/htm-preact-standalone.umd.js",
-    "vendor/uPlot.iife.min.js",
-    "vendor/d3-hierarchy.min.js",
-    "app.js",
-    "charts.js",
-)
+VENDORS = ("htm-preact-standalone.umd.js", "uPlot.iife.min.js", "d3-hierarchy.min.js")
+SCRIPTS = (*(f"vendor/{name}" for name in VENDORS), "app.js", "charts.js")
 STYLES = ("vendor/uPlot.min.css", "style.css")
 MOST_RANK = 7
 """Higher ranks are counted with it."""

@@ -27,86 +27,44 @@ TEXTS = [[text for token in row if (text := TOKENIZER.decode([token])).isascii()
 EARLY, LATE = [row[0] for row in TEXTS], [row[-1] for row in TEXTS]
 """Stop strings that each row meets: a batch without an end token ends with its last row."""
 
-SAMPLED = {"do_sample": True}
-ENDS = {"eos_token_id": THIRD}
-RETURNED = {"return_dict_in_generate": True}
-EXAMPLES: dict[str, dict[str, Any]] = {
-    "max_length": {"max_length": 17},
-    "max_new_tokens": {"max_new_tokens": 5},
-    "min_length": {"min_length": 18} | ENDS,
-    "min_new_tokens": {"min_new_tokens": 5} | ENDS,
-    "max_time": {"max_time": 1e-9},
-    "stop_strings": {"stop_strings": EARLY},
-    "do_sample": SAMPLED | {"temperature": 1e-4},
-    "temperature": SAMPLED | {"temperature": 1e-4},
-    "top_k": SAMPLED | {"top_k": 1},
-    "top_p": SAMPLED | {"top_p": 1e-6},
-    "min_p": SAMPLED | {"min_p": 1.0},
-    "top_h": SAMPLED | {"top_h": 1e-6},
-    "typical_p": SAMPLED | {"typical_p": 1e-6},
-    "epsilon_cutoff": SAMPLED | {"epsilon_cutoff": 0.999},
-    "eta_cutoff": SAMPLED | {"eta_cutoff": 0.999, "temperature": 1e-4},
-    "repetition_penalty": {"repetition_penalty": 8.0},
-    "encoder_repetition_penalty": {"encoder_repetition_penalty": 8.0},
-    "no_repeat_ngram_size": {"no_repeat_ngram_size": 1},
-    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
-    "bad_words_ids": {"bad_words_ids": [[token] for token in THIRD]},
-    "renormalize_logits": {"renormalize_logits": True},
-    "forced_bos_token_id": {"forced_bos_token_id": 5},
-    "forced_eos_token_id": {"forced_eos_token_id": 5},
-    "remove_invalid_values": {"remove_invalid_values": True},
-    "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (2, 2.0), "eos_token_id": 5},
-    "suppress_tokens": {"suppress_tokens": THIRD},
-    "begin_suppress_tokens": {"begin_suppress_tokens": PLAIN[:, 12].tolist()},
-    "sequence_bias": {"sequence_bias": [[[THIRD[0]], -30.0]]},
-    "watermarking_config": {"watermarking_config": WatermarkingConfig(bias=8.0)},
-    "num_return_sequences": {"num_return_sequences": 2, "top_k": 1} | SAMPLED,
-    "output_hidden_states": {"output_hidden_states": True} | RETURNED,
-    "output_scores": {"output_scores": True} | RETURNED,
-    "output_logits": {"output_logits": True} | RETURNED,
-    "return_dict_in_generate": RETURNED,
-    "pad_token_id": {"pad_token_id": 7, "eos_token_id": THIRD[0]},
-    "bos_token_id": {"bos_token_id": 7},
-    "eos_token_id": ENDS,
-    # Without effect
-    "early_stopping": {"early_stopping": True},
-    "use_cache": {"use_cache": False},
-    "cache_config": {"cache_config": {"nbits": 4}},
-    "max_cache_len": {"max_cache_len": 90, "cache_implementation": "static"},
-    "length_penalty": {"length_penalty": 3.0},
-    "decoder_start_token_id": {"decoder_start_token_id": 5},
-    "num_assistant_tokens": {"num_assistant_tokens": 3},
-    "num_assistant_tokens_schedule": {"num_assistant_tokens_schedule": "heuristic"},
-    "assistant_confidence_threshold": {"assistant_confidence_threshold": 0.9},
-    "max_matching_ngram_size": {"max_matching_ngram_size": 3},
-    "assistant_lookbehind": {"assistant_lookbehind": 3},
-    "target_lookbehind": {"target_lookbehind": 3},
-    "assistant_ensemble_weight": {"assistant_ensemble_weight": 0.5},
-    "speculation_type": {"speculation_type": "dflash"},
-    "compile_config": {"compile_config": CompileConfig()},
-    "disable_compile": {"disable_compile": True},
-    "continuous_batching_config": {"continuous_batching_config": {}},
-    "low_memory": {"low_memory": True},
-    "diversity_penalty": {"diversity_penalty": 0.5},
-    "num_beam_groups": {"num_beam_groups": 2},
-    "prefill_chunk_size": {"prefill_chunk_size": 5},
-    "transformers_version": {"transformers_version": "4.0"},
-    # Refused
-    "num_beams": {"num_beams": 2},
-    "use_mtp": {"use_mtp": True},
-    "cache_implementation": {"cache_implementation": "quantized"},
-    "token_healing": {"token_healing": True},
-    "guidance_scale": {"guidance_scale": 1.5},
-    "output_attentions": {"output_attentions": True} | RETURNED,
-    "is_assistant": {"is_assistant": True},
-    "assistant_model": {"assistant_model": DRAFT},
-    "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 3},
-    "assistant_early_exit": {"assistant_early_exit": 1},
-    "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4},
-    "dola_layers": {"dola_layers": "low"},
-    "constraints": {"constraints": []},
-    "force_words_ids": {"force_words_ids": [[3]]},
+SAMPLED, RETURNED = {"do_sample": True}, {"return_dict_in_generate": True}
+VALUES: dict[str, Any] = {"max_length": 17, "max_new_tokens": 5, "min_length": 18, "min_new_tokens": 5}
+VALUES |= {"max_time": 1e-9, "stop_strings": EARLY}
+VALUES |= {"do_sample": True, "temperature": 1e-4, "top_k": 1, "top_p": 1e-6, "min_p": 1.0}
+VALUES |= {"top_h": 1e-6, "typical_p": 1e-6, "epsilon_cutoff": 0.999, "eta_cutoff": 0.999, "repetition_penalty": 8.0}
+VALUES |= {"encoder_repetition_penalty": 8.0, "no_repeat_ngram_size": 1, "encoder_no_repeat_ngram_size": 1}
+VALUES |= {"bad_words_ids": [[token] for token in THIRD], "renormalize_logits": True, "forced_bos_token_id": 5}
+VALUES |= {"forced_eos_token_id": 5, "remove_invalid_values": True, "exponential_decay_length_penalty": (2, 2.0)}
+VALUES |= {"suppress_tokens": THIRD, "begin_suppress_tokens": PLAIN[:, 12].tolist(), "num_return_sequences": 2}
+VALUES |= {"sequence_bias": [[[THIRD[0]], -30.0]], "watermarking_config": WatermarkingConfig(bias=8.0)}
+VALUES |= {"output_hidden_states": True, "output_scores": True, "output_logits": True, "return_dict_in_generate": True}
+VALUES |= {"pad_token_id": 7, "bos_token_id": 7, "eos_token_id": THIRD}
+# Without effect
+VALUES |= {"early_stopping": True, "use_cache": False, "cache_config": {"nbits": 4}, "max_cache_len": 90}
+VALUES |= {"length_penalty": 3.0, "decoder_start_token_id": 5, "num_assistant_tokens": 3, "disable_compile": True}
+VALUES |= {"num_assistant_tokens_schedule": "heuristic", "assistant_confidence_threshold": 0.9, "low_memory": True}
+VALUES |= {"max_matching_ngram_size": 3, "assistant_lookbehind": 3, "target_lookbehind": 3, "num_beam_groups": 2}
+VALUES |= {"assistant_ensemble_weight": 0.5, "speculation_type": "dflash", "compile_config": CompileConfig()}
+VALUES |= {"continuous_batching_config": {}, "diversity_penalty": 0.5, "prefill_chunk_size": 5}
+VALUES |= {"transformers_version": "4.0"}
+# Refused
+VALUES |= {"num_beams": 2, "use_mtp": True, "cache_implementation": "quantized", "token_healing": True}
+VALUES |= {"guidance_scale": 1.5, "output_attentions": True, "is_assistant": True, "assistant_model": DRAFT}
+VALUES |= {"prompt_lookup_num_tokens": 3, "assistant_early_exit": 1, "penalty_alpha": 0.6, "dola_layers": "low"}
+VALUES |= {"constraints": [], "force_words_ids": [[3]]}
+ALSO: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff"), SAMPLED),
+    **{name: SAMPLED | {"temperature": 1e-4} for name in ("do_sample", "eta_cutoff")},
+    **{f"output_{name}": RETURNED for name in ("hidden_states", "scores", "logits", "attentions")},
+    **{f"min_{name}": {"eos_token_id": THIRD} for name in ("length", "new_tokens")},
+    "exponential_decay_length_penalty": {"eos_token_id": 5},
+    "num_return_sequences": SAMPLED | {"top_k": 1},
+    "pad_token_id": {"eos_token_id": THIRD[0]},
+    "max_cache_len": {"cache_implementation": "static"},
+    "penalty_alpha": {"top_k": 4},
 }
+"""Further fields that one needs to have an effect, or so that sampled text has one outcome."""
+EXAMPLES = {name: {name: value} | ALSO.get(name, {}) for name, value in VALUES.items()}
 CHANGES_NOTHING = {
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "epsilon_cutoff", "eta_cutoff"),
     *("renormalize_logits", "remove_invalid_values", "bos_token_id"),
@@ -163,8 +121,9 @@ def assert_same(out, plain):
     assert ours == theirs
 
 
-def test_every_field_of_the_installed_class_is_in_the_table():
+def test_every_field_of_the_installed_class_is_in_the_table_and_has_an_example():
     assert class_defaults().keys() - FIELDS.keys() == set()
+    assert EXAMPLES.keys() == FIELDS.keys()
 
 
 def test_every_argument_of_generate_is_known():
@@ -175,19 +134,14 @@ def test_every_argument_of_generate_is_known():
     assert inspect.signature(TARGET.generate).parameters.keys() - prepared - of_guidance - others == set()
 
 
-def test_every_field_of_the_table_has_an_example():
-    assert EXAMPLES.keys() == FIELDS.keys()
-    assert all(name in example for name, example in EXAMPLES.items())
-
-
 @pytest.mark.parametrize("name", [*fields_of("served"), *fields_of("no effect")])
-def test_it_does_what_plain_generate_does_wherever_it_is_set(monkeypatch, name):
+def test_it_does_what_plain_generate_does_wherever_it_is_set(own_config, name):
     without, given = options_without(name), EXAMPLES[name] | options_without(name)
     plain = plainly(name, **given)
     known = None if given["do_sample"] else plain
     assert_same(by_trees(known, **given), plain)
     assert_same(by_trees(known, generation_config=configured(given)), plain)
-    monkeypatch.setattr(TARGET, "generation_config", configured(EXAMPLES[name]))
+    own_config(EXAMPLES[name])
     assert_same(by_trees(plain if KINDS[name] == "no effect" else None, **without), plain)
     is_changed = not isinstance(plain, torch.Tensor) or not torch.equal(plain, PLAIN)
     assert is_changed == (KINDS[name] == "served" and name not in CHANGES_NOTHING)

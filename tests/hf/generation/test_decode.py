@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 from helpers import zoo
-from helpers.tiny import identical, lookups, padded, prompt, tiny_llama
+from helpers.tiny import identical, lookups, prompt, tiny_llama
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -28,7 +28,7 @@ def filled_cache(model, ids):
     return cache
 
 
-@pytest.mark.parametrize(("name", "tree"), [("lfm2", 16), ("mamba2", KAry((2, 2))), ("mamba", Chain(4)), ("mamba", 16)])
+@pytest.mark.parametrize(("name", "tree"), [("lfm2", 16), ("mamba", Chain(4))], ids=["lfm2", "mamba"])
 def test_models_without_trees_decode_with_every_tree(name, tree, monkeypatch):
     """By snapshots of their states, in chains or token by token."""
     monkeypatch.setattr(operators, "_is_known", lambda names: False)
@@ -65,13 +65,6 @@ def test_a_policy_that_the_target_cannot_verify_learns_nothing(is_chain_only, mo
     assert isinstance(made[0].session.policy, Chain) == is_chain_only
 
 
-def test_a_merged_chain_is_a_chain_and_exact(target):
-    speculation = lookups(tree=Chain(4), record_steps=True)
-    identical(target, prompt(), speculation, max_new_tokens=40)
-    assert all(tree.is_chain and tree.num_nodes <= 5 for step in speculation.steps for tree in step.trees)
-    assert speculation.stats.num_accepted_tokens > 0
-
-
 class Interrupt:
     """A criterion that raises after some tokens."""
 
@@ -97,36 +90,24 @@ def test_an_interrupted_call_leaves_the_callers_cache_usable(target, draft):
     assert torch.equal(target.generate(turn, **{CACHE_NAME: cache}, **OPTIONS, custom_generate=speculation), expected)
 
 
-@pytest.mark.parametrize("eos", [None, list(range(1, 12))])
-def test_a_batch_leaves_the_callers_cache_as_it_was(target, draft, eos):
+def test_a_batch_leaves_the_callers_cache_as_it_was(target, draft):
     ids = prompt(3)
     cache = filled_cache(target, ids[:, :6])
     before = deepcopy(cache)
     speculation = TreeSpeculation(draft, tree=8)
-    options = {**OPTIONS, "eos_token_id": eos}
+    options = {**OPTIONS, "eos_token_id": list(range(1, 12))}
     out = target.generate(ids, **{CACHE_NAME: cache}, **options, custom_generate=speculation)
     assert torch.equal(out, target.generate(ids, **options))
     assert cache.get_seq_length() == 6
     assert all(torch.equal(a.keys, b.keys) for a, b in zip(cache.layers, before.layers, strict=True))
 
 
-class Other:
-    """A processor that returns another dtype, or another shape."""
-
-    def __init__(self, change):
-        self.change = change
-
-    def __call__(self, input_ids, scores):
-        return self.change(scores * 2)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_processors_of_other_dtypes(target, draft, dtype, do_sample):
-    ids, options = prompt(2), {**OPTIONS, "logits_processor": [Other(lambda s: s.to(dtype))], "do_sample": do_sample}
+def test_processors_of_other_dtypes(target, draft, dtype):
+    options = {"logits_processor": [lambda ids, scores: (2 * scores).to(dtype)]}
     for drafter in (draft, TokenRecycling()):
-        out = target.generate(ids, **options, custom_generate=TreeSpeculation(drafter, tree=8, seed=0))
-        assert do_sample or torch.equal(out, target.generate(ids, **options))
+        identical(target, prompt(2), TreeSpeculation(drafter, tree=8, seed=0), **options)
+    target.generate(prompt(2), **options, max_new_tokens=4, do_sample=True, custom_generate=TreeSpeculation(draft))
 
 
 def test_heads_wider_than_the_configuration_says(draft):
@@ -158,15 +139,12 @@ def test_one_object_decodes_one_call_at_a_time(target, draft):
     target.generate(prompt(), **OPTIONS, custom_generate=speculation)
 
 
-@pytest.mark.parametrize(
-    ("tree", "rule"),
-    [(KAry((2, 2), children="iid"), "traversal"), (KAry((3, 1), children="mixed"), "recursive"), (12, "traversal")],
-)
-def test_walks_and_dense_rules_sample_the_same_tokens(target, draft, tree, rule, monkeypatch):
-    ids, options = prompt(4), {"max_new_tokens": 20, "do_sample": True, "top_k": 20, "repetition_penalty": 1.2}
+def test_walks_and_dense_rules_sample_the_same_tokens(target, draft, monkeypatch):
+    ids, options = prompt(4), {"max_new_tokens": 12, "do_sample": True, "top_k": 20, "repetition_penalty": 1.2}
 
     def run():
-        speculation = TreeSpeculation(draft, tree=tree, verification=rule, seed=3)
+        tree = KAry((3, 1), children="mixed")
+        speculation = TreeSpeculation(draft, tree=tree, verification="recursive", seed=3)
         return target.generate(ids, **options, custom_generate=speculation)
 
     dense = run()
@@ -174,22 +152,12 @@ def test_walks_and_dense_rules_sample_the_same_tokens(target, draft, tree, rule,
     assert torch.equal(run(), dense)
 
 
-@pytest.mark.parametrize("tree", [1, 8])
-def test_greedy_walks_of_several_rows(target, draft, tree, monkeypatch):
-    """Vocabularies of real models are walked, also where nothing was drafted."""
-    monkeypatch.setattr("treespec.verification.dispatch.DENSE_ON_CPU", 0)
-    identical(target, padded(prompt(3), [0, 4, 2]), TreeSpeculation(draft, tree=tree), **OPTIONS)
-
-
 @pytest.mark.parametrize("rule", ["optimal_transport", "transport_traversal"])
-@pytest.mark.parametrize("options", [{"top_k": 20, "temperature": 0.2, "top_p": 0.9}, {"top_k": 1}])
-def test_transport_rules_with_distributions_of_few_tokens(target, draft, rule, options):
+def test_transport_rules_with_distributions_of_few_tokens(target, draft, rule):
     """Slots that are never filled leave distribution rows that no node was drawn from: they decide nothing."""
-    tree = KAry((2, 2), children="without_replacement")
-    for seed in range(3):
-        speculation = TreeSpeculation(draft, tree=tree, verification=rule, seed=seed)
-        out = target.generate(prompt(2), max_new_tokens=12, do_sample=True, **options, custom_generate=speculation)
-        assert out.shape == (2, 24)
+    speculation = TreeSpeculation(draft, tree=KAry((2, 2), children="without_replacement"), verification=rule, seed=0)
+    for options in ({"top_k": 20, "temperature": 0.2, "top_p": 0.9}, {"top_k": 1}):
+        target.generate(prompt(2), max_new_tokens=12, do_sample=True, **options, custom_generate=speculation)
 
 
 @pytest.mark.parametrize("rule", ["k_seq", "optimal_transport", "block", "token"])

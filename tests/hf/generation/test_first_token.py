@@ -5,11 +5,10 @@ import torch
 from helpers.head_runs import left_padded
 from helpers.tiny import identical, tiny_llama
 from helpers.zoo import build
-from transformers import DynamicCache
 
-from treespec import CACHE_NAME, KAry, TokenRecycling, TreeSpeculation
+from treespec import KAry, TokenRecycling, TreeSpeculation
 
-KINDS = ["llama", "gemma3_text", "mamba2", "bamba", "qwen3_next"]
+KINDS = ["llama", "mamba2", "qwen3_next"]
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +21,11 @@ def trees(**options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_token_takes_no_pass_besides_the_prompts(models, kind):
-    stats = identical(models[kind], left_padded([9, 4, 1]), trees(), max_new_tokens=1)
+def test_one_token_takes_no_pass_besides_the_prompts_and_a_row_may_end_with_it(models, kind):
+    inputs = left_padded([9, 4, 1])
+    stats = identical(models[kind], inputs, trees(), max_new_tokens=1)
     assert (stats.num_first_tokens, stats.num_emitted_tokens, stats.num_target_passes) == (3, 3, 0)
     assert stats.block_efficiency == 0.0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_row_may_end_with_its_first_token(models, kind):
-    inputs = left_padded([9, 4, 6])
     plain = models[kind].generate(**inputs, max_new_tokens=12, do_sample=False)
     first = plain[:, inputs["input_ids"].shape[1]]
     for row in range(3):
@@ -39,23 +34,10 @@ def test_a_row_may_end_with_its_first_token(models, kind):
 
 
 def test_every_row_may_end_with_its_first_token(models):
-    inputs = left_padded([9, 9])
-    inputs = {name: value[:1].repeat(2, 1) for name, value in inputs.items()}
-    plain = models["llama"].generate(**inputs, max_new_tokens=3, do_sample=False)
-    stats = identical(models["llama"], inputs, trees(), max_new_tokens=8, eos_token_id=int(plain[0, -3]))
+    ids = left_padded([9])["input_ids"].repeat(2, 1)
+    plain = models["llama"].generate(ids, max_new_tokens=1, do_sample=False)
+    stats = identical(models["llama"], ids, trees(), max_new_tokens=8, eos_token_id=int(plain[0, -1]))
     assert (stats.num_emitted_tokens, stats.num_target_passes) == (2, 0)
-
-
-def test_a_cache_holds_all_but_the_last_token(models):
-    model, ids = models["llama"], left_padded([9])["input_ids"]
-    outputs = []
-    for speculation in (None, trees()):
-        cache = DynamicCache(config=model.config)
-        with torch.no_grad():
-            model(ids[:, :-1], **{CACHE_NAME: cache})
-        options = {CACHE_NAME: cache, "max_new_tokens": 10, "do_sample": False}
-        outputs.append(model.generate(ids, custom_generate=speculation, **options))
-    assert torch.equal(*outputs)
 
 
 def test_its_distribution_is_the_targets_under_the_processors(models):

@@ -13,6 +13,8 @@ from treespec.hf.generation.processors import TreeProcessors, check_follows_text
 from treespec.protocols import History, Scores
 from treespec.tree import TokenTree, TreeBatch
 
+IDS = torch.tensor([[3, 4, 5]])
+
 
 def test_dense_scores_equal_those_on_demand():
     """Rows of different lengths, trees of different shapes: stacking changes nothing."""
@@ -63,8 +65,7 @@ def test_an_unknown_processor_sees_its_own_row():
 class Counting:
     """Forces the next token of its own text at every call, as processors that follow one text do."""
 
-    def __init__(self):
-        self.num_calls = 0
+    num_calls = 0
 
     def __call__(self, input_ids, scores):
         self.num_calls += 1
@@ -86,26 +87,19 @@ class Remembering:
         )
 
 
-def test_a_processor_that_follows_its_calls_is_refused():
-    ids = torch.tensor([[3, 4, 5]])
-    with pytest.raises(UnsupportedModeError, match=r"Counting gives the same text other .*GrammarProcessor"):
-        check_follows_text(Counting(), ids, vocab_size=40)
+@pytest.mark.parametrize("package", ["own", "transformers.generation.logits_process"])
+def test_a_processor_that_follows_its_calls_is_refused(package, monkeypatch):
+    """Those of a newer transformers too."""
+    monkeypatch.setattr(Counting, "__module__", package)
     options = {"max_new_tokens": 6, "logits_processor": LogitsProcessorList([Counting()])}
-    with pytest.raises(UnsupportedModeError, match="Counting gives the same text other scores"):
-        tiny_llama().generate(ids, **options, custom_generate=TreeSpeculation(TokenRecycling(), tree=4))
-
-
-def test_what_a_newer_transformers_has_is_asked_too(monkeypatch):
-    monkeypatch.setattr(Counting, "__module__", "transformers.generation.logits_process")
-    with pytest.raises(UnsupportedModeError, match="Counting gives the same text other scores"):
-        check_follows_text(Counting(), torch.tensor([[3, 4, 5]]), vocab_size=40)
+    with pytest.raises(UnsupportedModeError, match=r"Counting gives the same text other scores .*GrammarProcessor"):
+        tiny_llama().generate(IDS, **options, custom_generate=TreeSpeculation(TokenRecycling(), tree=4))
 
 
 class Matching:
     """Follows one text and raises when a call is not for the next token of it, as matchers of grammars do."""
 
-    def __init__(self):
-        self.length = None
+    length = None
 
     def __call__(self, input_ids, scores):
         if self.length is not None and input_ids.shape[1] != self.length + 1:
@@ -115,10 +109,9 @@ class Matching:
 
 
 def test_the_error_of_a_processor_that_raises_while_it_is_probed_is_seen():
-    with pytest.raises(
-        UnsupportedModeError, match=r"Matching raises IndexError \(3 tokens do not follow 4\)"
-    ) as caught:
-        check_follows_text(Matching(), torch.tensor([[3, 4, 5]]), vocab_size=40)
+    words = r"Matching raises IndexError \(3 tokens do not follow 4\)"
+    with pytest.raises(UnsupportedModeError, match=words) as caught:
+        check_follows_text(Matching(), IDS, vocab_size=40)
     assert isinstance(caught.value.__cause__, IndexError)
 
 
@@ -139,7 +132,7 @@ def test_a_processor_that_raises_in_plain_decoding_too_raises_the_same(longest):
     options = {"max_new_tokens": 6, "logits_processor": LogitsProcessorList([Broken(longest)]), "do_sample": False}
     for chosen in (None, TreeSpeculation(TokenRecycling(), tree=4)):
         with pytest.raises(ZeroDivisionError, match="own fault"):
-            tiny_llama().generate(torch.tensor([[3, 4, 5]]), **options, custom_generate=chosen)
+            tiny_llama().generate(IDS, **options, custom_generate=chosen)
 
 
 class KnowsOneText:
@@ -155,12 +148,12 @@ class KnowsOneText:
         return scores
 
 
-def test_a_function_that_does_not_know_the_probing_texts_is_not_refused():
-    ids = torch.tensor([[3, 4, 5]])
-    check_follows_text(KnowsOneText([[3, 4, 5], [3, 4, 5, 9]]), ids, vocab_size=40)
-    check_follows_text(KnowsOneText([[3, 4, 5], [3, 4, 5, 0]]), ids, vocab_size=40)
-
-
-@pytest.mark.parametrize("processor", [RowDependent(), Remembering()], ids=lambda processor: type(processor).__name__)
-def test_a_function_of_the_text_is_not(processor):
-    check_follows_text(processor, torch.tensor([[3, 4, 5], [6, 7, 8]]), vocab_size=40)
+def test_a_function_of_the_text_is_not_refused():
+    """Also where it does not know the probing texts."""
+    for ids, processor in (
+        (IDS, KnowsOneText([[3, 4, 5], [3, 4, 5, 9]])),
+        (IDS, KnowsOneText([[3, 4, 5], [3, 4, 5, 0]])),
+        (torch.tensor([[3, 4, 5], [6, 7, 8]]), RowDependent()),
+        (IDS, Remembering()),
+    ):
+        check_follows_text(processor, ids, vocab_size=40)

@@ -29,14 +29,8 @@ def test_ids_in_every_form(target, draft):
     ids = prompt(2)
     plain = target.generate(ids, **OPTIONS)
     lists = ids.tolist()
-    for inputs in (
-        ids,
-        lists,
-        {"input_ids": ids},
-        BatchEncoding({"input_ids": ids}),
-        {"input_ids": lists},
-        {"input_ids": ids.numpy()},
-    ):
+    named = [{"input_ids": ids}, BatchEncoding({"input_ids": ids}), {"input_ids": lists}, {"input_ids": ids.numpy()}]
+    for inputs in (ids, lists, *named):
         assert torch.equal(decode(target, draft, inputs), plain)
     assert torch.equal(decode(target, draft, lists[0]), plain[:1])
     assert torch.equal(treespec.generate(target, ids, treespec.TreeSpeculation(draft), **OPTIONS), plain)
@@ -64,9 +58,8 @@ def test_what_a_tokenizer_returns_as_lists(target, draft, tokenizer):
     """Spread over the arguments too, of one text or several."""
     for texts in ("w1 w2 w3", ["w1 w2 w3"], ["w1 w2 w3", "w4"]):
         padding = {} if isinstance(texts, str) else {"padding": True, "padding_side": "left"}
-        plain = target.generate(
-            **tokenizer([texts] if not padding else texts, return_tensors="pt", **padding), **OPTIONS
-        )
+        encoded = tokenizer(texts if padding else [texts], return_tensors="pt", **padding)
+        plain = target.generate(**encoded, **OPTIONS)
         inputs = tokenizer(texts, **padding)
         assert isinstance(inputs["attention_mask"], list)
         assert torch.equal(decode(target, draft, inputs), plain)
@@ -87,17 +80,15 @@ def test_types_of_tokens_that_the_model_does_not_take(target, draft, tokenizer):
     typed = deepcopy(tokenizer)
     typed.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     assert "token_type_ids" in typed("w1")
-    assert torch.equal(
-        decode(target, draft, "w1 w2", tokenizer=typed), decode(target, draft, "w1 w2", tokenizer=tokenizer)
-    )
-    config = GPT2Config(
-        vocab_size=64, n_positions=64, n_embd=32, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=None
-    )
+    found, expected = (decode(target, draft, "w1 w2", tokenizer=one) for one in (typed, tokenizer))
+    assert torch.equal(found, expected)
+    sizes = {"vocab_size": 64, "n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    gpt2 = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)).eval()
     with pytest.raises(UnsupportedModeError, match="token_type_ids"):
-        decode(GPT2LMHeadModel(config).eval(), draft, "w1 w2", tokenizer=typed)
+        decode(gpt2, draft, "w1 w2", tokenizer=typed)
 
 
-@pytest.mark.parametrize("texts", ["", ["", "w1 w2"], ["w1", "", "w3"], ["", ""]], ids=str)
+@pytest.mark.parametrize("texts", ["", ["w1", "", "w3"]], ids=str)
 def test_texts_without_a_token(target, draft, tokenizer, texts):
     with pytest.raises(ConfigError, match=r"the prompt is empty: text \d has no token .*bos_token"):
         decode(target, draft, texts, tokenizer=tokenizer)
@@ -125,8 +116,3 @@ def test_texts_without_a_token(target, draft, tokenizer, texts):
 def test_anything_else_is_refused_by_name(target, draft, inputs, spread, words):
     with pytest.raises(ConfigError, match=words):
         decode(target, draft, inputs, **spread)
-
-
-def test_a_speculation_is_needed(target):
-    with pytest.raises(ConfigError, match="must be a TreeSpeculation, got NoneType"):
-        treespec.generate(target, prompt(1))
