@@ -16,7 +16,7 @@ STEP_LAUNCHES = {"greedy": 6, "sampled": 42}
 """Besides those of its levels: what samples computes distributions and walks up from the leaves."""
 TEXT_LAUNCHES = 3
 """More per level, of a head that also drafts the texts' tokens."""
-NUM_TOKENS = 20
+NUM_TOKENS = 32
 """Tokens of every row: means over fewer depend on the draws."""
 ROWS_LEAVE = 0.5
 """Where rows end, caches are cut: not in every step."""

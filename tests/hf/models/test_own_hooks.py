@@ -72,7 +72,7 @@ class Wrapped(nn.Module):
         return self.change(self.inner, args, self.inner(*args, **kwargs))
 
 
-def place(model: Any, kind: str, where: str = "hook") -> Any:
+def attach(model: Any, kind: str, where: str = "hook") -> Any:
     """Registers a hook, or puts a module of one's own in place of a layer, of a part of it, or of its class."""
     steering, layers, layer = Steering(model.config.hidden_size), model.model.layers, model.model.layers[0]
     others = {"object": steering, "partial": partial(steering.last_position)}
@@ -111,7 +111,7 @@ def test_hooks_that_look_at_a_pass_decode_plainly(where, kind, is_late):
     without = decoded(model)
     if is_late:
         decoded(model, speculation)
-    handle = place(model, kind, where)
+    handle = attach(model, kind, where)
     assert not torch.equal(decoded(model), without), "the hook does something"
     stats = identical(model, PROMPT, speculation, times=2, **OPTIONS)
     assert bool(stats.num_draft_tokens) == (kind == "everywhere")
@@ -123,7 +123,7 @@ def test_hooks_that_look_at_a_pass_decode_plainly(where, kind, is_late):
 @pytest.mark.parametrize("is_module", [False, True])
 def test_hooks_and_modules_are_named(is_module):
     model = tiny_llama()
-    place(model, "single_tokens", "layer" if is_module else "hook")
+    attach(model, "single_tokens", "layer" if is_module else "hook")
     named = r"modules of other packages \(Wrapped at" if is_module else r"forward hooks \(single_tokens on"
     expected = rf"one token at a time because of {named} model.layers.0\): passes over several"
     with pytest.warns(TreespecWarning, match=expected):
@@ -134,7 +134,7 @@ def test_hooks_and_modules_are_named(is_module):
 def test_a_filled_cache_is_refused_by_name():
     model = tiny_llama()
     cache = model(PROMPT[:, :4])[CACHE_NAME]
-    place(model, "single_tokens")
+    attach(model, "single_tokens")
     with pytest.raises(UnsupportedModelError, match=r"no filled cache .*single_tokens on"):
         decoded(model, lookups(), **{CACHE_NAME: cache})
 
