@@ -40,7 +40,7 @@ def inputs():
 
 
 @pytest.mark.parametrize(
-    ("tree", "options"), [(Chain(4), {}), (KAry((3, 2, 1)), {"do_sample": True}), (BestFirst(9), {})]
+    ("tree", "options"), [(Chain(4), {}), (KAry((3, 1, 1, 1)), {"do_sample": True}), (BestFirst(9), {})]
 )
 def test_static_passes_draft_the_same_trees(target, draft, widths, inputs, tree, options):
     expected = run(target, draft, inputs, tree, **options)
