@@ -23,7 +23,6 @@ ROWS_LEAVE = 0.5
 QUICK = (
     "draft model, tree of 8, greedy",
     "both merged, tree of 8, sampled, top-p and penalty",
-    "EAGLE-3, tree of 8, greedy",
     "EAGLE-3 and tokens of the text, tree of 8, greedy",
 )
 

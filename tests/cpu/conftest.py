@@ -12,13 +12,13 @@ from treespec.cpu.native import NativeError, native_linear
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory):
-    """A folder with the compiled product, or why there is none; a source that a compiler refuses is a failure."""
+def compiled():
+    """The process's folder with the compiled product, or why there is none; what a compiler refuses is a failure."""
     try:
         native.find_compilers()
     except NativeError as error:
         return str(error)
-    folder = tmp_path_factory.mktemp("native")
+    folder = kernel_plan.kernel_folder()  # Other tests that need the product find it there.
     native_linear(folder)
     return folder
 
@@ -38,7 +38,7 @@ def folder(tmp_path, monkeypatch, compiled):
     monkeypatch.setattr(kernel_plan, "NUM_ROUNDS", 1)
     folder = tmp_path / "treespec" / "optimize"
     if not isinstance(compiled, str):
-        shutil.copytree(compiled, folder)
+        shutil.copytree(compiled, folder, ignore=shutil.ignore_patterns("*.json"))
     return folder
 
 

@@ -26,7 +26,7 @@ def is_served(module):
     return isinstance(vars(module).get("forward"), FastNorm)
 
 
-@pytest.mark.parametrize("size", [1, 15, 16, 17, 576])
+@pytest.mark.parametrize("size", [1, 16, 33])
 @pytest.mark.parametrize("kind", [LlamaRMSNorm, nn.RMSNorm])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()

@@ -34,7 +34,7 @@ def kernels(dtype, library):
     return exact_kernels(dtype, library)[0]
 
 
-@pytest.mark.parametrize("shape", [(24,), (0, 24), (1, 24), (2, 5, 24), (2, 3, 7, 24), (300, 24)])
+@pytest.mark.parametrize("shape", [(24,), (0, 24), (2, 3, 7, 24), (300, 24)])
 @pytest.mark.parametrize("name", ["packed", "native"])
 @torch.no_grad()
 def test_kernels_equal_plain_layers(layers, name, shape, library):
@@ -59,6 +59,14 @@ def test_inputs_may_be_strided_and_weights_may_change(layers, name, library):
     assert torch.allclose(layers[0](inputs), nn.Linear.forward(layers[0], inputs), atol=1e-6)
     layers[0].weight = nn.Parameter(torch.randn(50, 24), requires_grad=False)
     assert torch.allclose(layers[0](inputs), nn.Linear.forward(layers[0], inputs), atol=1e-6)
+    changes = (  # Through `.data`, which raises no version.
+        lambda data: setattr(layers[0].weight, "data", data + 0.1),
+        lambda data: data.add_(torch.randn(50, 24)),
+        lambda data: data.zero_(),
+    )
+    for change in changes:
+        change(layers[0].weight.data)
+        assert torch.allclose(layers[0](inputs), nn.Linear.forward(layers[0], inputs), atol=1e-6)
 
 
 def widths():
@@ -77,7 +85,9 @@ def test_every_vector_width_multiplies(flag, library, tmp_path, monkeypatch):
     if flag not in native.FLAGS:
         folder = tmp_path
         monkeypatch.setattr(native, "_loaded", {})  # Graphs of other tests go on with the processor's own.
-        monkeypatch.setattr(native, "FLAGS", (*(name for name in native.FLAGS if "-march" not in name), flag))
+        monkeypatch.setattr(
+            native, "FLAGS", ("-O1", *(name for name in native.FLAGS[1:] if "-march" not in name), flag)
+        )
     for kind, tolerance in ((NativeLinear, 1e-5), (Int8Linear, 0.02), (Bfloat16Linear, 0.02)):
         dtype = torch.bfloat16 if kind is Bfloat16Linear else torch.float32
         layer, inputs, product = nn.Linear(500, 70).to(dtype), torch.randn(17, 500).to(dtype), kind(folder)
@@ -103,12 +113,11 @@ def test_native_rows_do_not_depend_on_their_number(library, product, size):
     inputs = torch.randn(1030, size).to(dtype)  # Three parts.
     use(layers, product(library))
     whole = layers(inputs)
-    assert all(layers(inputs[: count + 1])[count].equal(whole[count]) for count in (*range(64), 511, 512, 800, 1029))
+    assert all(layers(inputs[: count + 1])[count].equal(whole[count]) for count in (*range(18), 63, 511, 512, 1029))
 
 
-@pytest.mark.parametrize("product", [native.native_linear, native.int8_linear])
 @torch.no_grad()
-def test_graphs_of_torch_compile_hold_the_native_product(layers, library, product):
+def test_graphs_of_torch_compile_hold_the_native_product(layers, library):
     """As an operator, with the weights as they are at the call; unpacked ones are left to the compiler."""
     torch.compiler.reset()
     operators = []
@@ -119,7 +128,7 @@ def test_graphs_of_torch_compile_hold_the_native_product(layers, library, produc
 
     inputs = torch.randn(3, 24)
     plain = layers(inputs)
-    use(layers, product(library))
+    use(layers, native.int8_linear(library))
     compiled = torch.compile(layers, backend=backend, fullgraph=True)
     assert compiled(inputs).equal(plain)
     pack_weights(layers)
@@ -133,28 +142,10 @@ def test_graphs_of_torch_compile_hold_the_native_product(layers, library, produc
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("name", ["packed", "native"])
-@pytest.mark.parametrize("sizes", [(32, 48), (501, 70)])
-@torch.no_grad()
-def test_bfloat16_layers(library, name, sizes):
-    layer = nn.Linear(*sizes).bfloat16()
-    inputs = torch.randn(6, 3, sizes[0]).bfloat16()
-    expected = layer(inputs)
-    known = kernels(torch.bfloat16, library)
-    is_known = name == "native" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    assert (name in known) == is_known, "oneDNN crashes on a processor that it has no bfloat16 for"
-    if not is_known:
-        return
-    use([layer], known[name])
-    assert layer(inputs).dtype == torch.bfloat16
-    assert layer(inputs).shape == expected.shape
-    assert (layer(inputs).float() - expected.float()).abs().max() < 0.03
-
-
 @torch.no_grad()
 def test_bfloat16_sums_are_float32_and_rounded_to_the_nearest(library):
     torch.manual_seed(0)
-    weight, inputs, bias = torch.randn(70, 500), torch.randn(40, 500), torch.randn(70)
+    weight, inputs, bias = torch.randn(70, 501), torch.randn(40, 501), torch.randn(70)
     weight, inputs, bias = weight.bfloat16(), inputs.bfloat16(), bias.bfloat16()
     product = native.bfloat16_linear(library)
     outputs = product.run(inputs, product.pack(weight), bias, 70)
@@ -189,45 +180,17 @@ def test_a_model_generates_the_same_and_is_restored():
         expected = model(ids).logits
     plain = model.generate(ids, max_new_tokens=12, do_sample=False)
     speculation = treespec.TreeSpeculation(SuffixLookup(), tree=8)
-    with treespec.optimize(model):
+    treespec.optimize(model)
+    with treespec.optimize(model) as second:
         assert all(isinstance(vars(m)["forward"], FastForward) for m in model.modules() if type(m) is nn.Linear)
         with torch.no_grad():
             assert (model(ids).logits - expected).abs().max() <= 1e-5 * expected.abs().max().clamp(min=1)
         assert model.generate(ids, max_new_tokens=12, do_sample=False).equal(plain)
         assert treespec.generate(model, ids, speculation, max_new_tokens=12, do_sample=False).equal(plain)
     assert not any("forward" in vars(m) for m in model.modules())
+    second.restore()  # A second time it does nothing.
     with torch.no_grad():
         assert model(ids).logits.equal(expected)
-
-
-def test_restore_and_optimising_twice(layers):
-    treespec.optimize(layers)
-    second = treespec.optimize(layers)
-    assert sum(isinstance(vars(layer).get("forward"), FastForward) for layer in layers) == 2
-    treespec.restore(layers)
-    treespec.restore(layers)
-    second.restore()
-    assert not any("forward" in vars(layer) for layer in layers)
-
-
-@pytest.mark.parametrize("write", ["set", "add", "zero"])
-@torch.no_grad()
-def test_weights_changed_through_data_are_packed_again(layers, library, write):
-    """They raise no version."""
-    inputs = torch.randn(3, 24)
-    use(layers, native.native_linear(library))
-    before = layers(inputs)
-    for layer in layers:
-        changed = layer.weight.data + 0.1 * torch.randn(layer.weight.shape)
-        if write == "set":
-            layer.weight.data = changed
-        elif write == "add":
-            layer.weight.data += changed - layer.weight.data
-        else:
-            layer.weight.data.zero_()
-    expected = layers[1].weight @ (layers[0].weight @ inputs.T + layers[0].bias[:, None])
-    assert torch.allclose(layers(inputs), expected.T, atol=1e-6)
-    assert not layers(inputs).allclose(before)
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
@@ -242,10 +205,16 @@ def test_merged_adapters_are_seen(folder):
         assert (model(ids).logits - expected).abs().max() < 1e-4 * expected.std()
 
 
-@pytest.mark.parametrize("later", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize(
-    ("first", "option"),
-    [(torch.float32, None), (torch.float32, torch.bfloat16), (torch.float32, torch.int8), (torch.bfloat16, None)],
+    ("first", "option", "later"),
+    [
+        (torch.float32, None, torch.bfloat16),
+        (torch.float32, torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.int8, torch.float16),
+        (torch.float32, torch.int8, torch.float32),
+        (torch.bfloat16, None, torch.float32),
+        (torch.bfloat16, None, torch.float64),
+    ],
 )
 @torch.no_grad()
 def test_another_dtype_after_optimize_runs_as_the_plain_model(first, option, later, library):
@@ -262,28 +231,20 @@ def test_another_dtype_after_optimize_runs_as_the_plain_model(first, option, lat
 
 
 @torch.no_grad()
-def test_pickled_models_run_as_before(folder):
+def test_copies_and_pickles_run_as_before_with_weights_of_their_own(monkeypatch):
+    times = {PLAIN: dict.fromkeys(NUM_ROWS, 3.0), "packed": dict.fromkeys(NUM_ROWS, 2.0)}
+    monkeypatch.setattr("treespec.cpu.kernel_plan.measure", lambda *_: times)
     model, ids = tiny_llama(), prompt()
     treespec.optimize(model)
     expected = model(ids).logits
-    again = pickle.loads(pickle.dumps(model))
-    assert again(ids).logits.equal(expected)
-    treespec.restore(again)
-    assert not any("forward" in vars(module) for module in again.modules())
-    assert len(pickle.dumps(model)) < 1.3 * len(pickle.dumps(again)), "packed weights do not travel"
-
-
-@torch.no_grad()
-def test_copies_of_an_optimised_model_have_weights_of_their_own(layers, monkeypatch):
-    times = {PLAIN: dict.fromkeys(NUM_ROWS, 3.0), "packed": dict.fromkeys(NUM_ROWS, 2.0)}
-    monkeypatch.setattr("treespec.cpu.kernel_plan.measure", lambda *_: times)
-    treespec.optimize(layers)
-    twin = copy.deepcopy(layers)
-    twin[0].weight.zero_()
-    twin[0].bias.zero_()
-    inputs = torch.randn(2, 24)
-    assert not twin(inputs).any()
-    assert layers(inputs).any()
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert twin(ids).logits.equal(expected)
+        twin.lm_head.weight.zero_()
+        assert not twin(ids).logits.any()
+        assert model(ids).logits.equal(expected)
+        treespec.restore(twin)
+        assert not any("forward" in vars(module) for module in twin.modules())
+        assert len(pickle.dumps(model)) < 1.3 * len(pickle.dumps(twin)), "packed weights do not travel"
 
 
 @torch.no_grad()
@@ -308,6 +269,11 @@ def test_bfloat16_is_the_user_s_choice_and_leaves_the_head(folder):
 
 def test_which_kernel_bfloat16_takes(library, monkeypatch):
     """Matrix units, where oneDNN can use them; the native product; without a compiler oneDNN; else an error."""
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+        found, missing = exact_kernels(torch.bfloat16, library)
+    assert set(found) == {"native"}
+    assert "oneDNN packs no torch.bfloat16 here" in missing["packed"]
     monkeypatch.setattr(linear_kernels, "has_onednn", lambda dtype: True)
     monkeypatch.setattr(linear_kernels, "processor", lambda: "flags : avx512f amx_bf16")
     assert isinstance(bfloat16_kernel(library), Packed)
@@ -322,13 +288,6 @@ def test_which_kernel_bfloat16_takes(library, monkeypatch):
     monkeypatch.setattr(linear_kernels, "has_onednn", lambda dtype: False)
     with pytest.raises(NativeError, match="compiler"):
         bfloat16_kernel(library)
-
-
-def test_what_onednn_cannot_pack_is_left_out(library, monkeypatch):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    found, missing = exact_kernels(torch.bfloat16, library)
-    assert set(found) == {"native"}
-    assert "oneDNN packs no torch.bfloat16 here" in missing["packed"]
 
 
 @torch.no_grad()
@@ -374,7 +333,7 @@ def test_what_optimize_cannot_serve_is_refused(layers):
         treespec.optimize(torch.compile(layers))  # pyright: ignore[reportArgumentType]
 
 
-def test_a_compiler_whose_library_does_not_load_is_followed_by_the_next(library, tmp_path, monkeypatch):
+def test_a_library_that_does_not_load_is_compiled_again_and_by_the_next_compiler(library, tmp_path, monkeypatch):
     good, *_ = native.find_compilers()
     bad = tmp_path / "bad"
     bad.write_text(f'#!/bin/sh\nfor last; do :; done\ncase "$*" in *-shared*) echo > "$last";; *) {good} "$@";; esac\n')
@@ -391,6 +350,12 @@ def test_a_compiler_whose_library_does_not_load_is_followed_by_the_next(library,
     num_calls = len(calls)
     NativeNorm(tmp_path / "libraries")
     assert len(calls) == num_calls > 2, "what cannot be loaded is not compiled again"
+    monkeypatch.delenv("CXX")
+    damaged = native._library(good, tmp_path / "damaged")
+    damaged.parent.mkdir()
+    damaged.write_text("damaged")
+    NativeNorm(damaged.parent)
+    assert calls[num_calls:] == [good]
 
 
 def test_a_missing_compiler_and_one_that_fails_are_said(tmp_path, monkeypatch):
@@ -404,9 +369,3 @@ def test_a_missing_compiler_and_one_that_fails_are_said(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(script))
     with pytest.raises(NativeError, match="it is broken"):
         NativeLinear(tmp_path / "made")
-
-
-def test_a_damaged_library_is_compiled_again(library, tmp_path):
-    (made,) = library.glob("*.so")
-    (tmp_path / made.name).write_text("damaged")
-    assert NativeLinear(tmp_path).pack(torch.ones(3, 4)).shape[1] == 4

@@ -1,8 +1,5 @@
 """Packed linear layers: those of `optimize` by one kernel, without a measurement (test_optimized_model.py)."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from helpers.tiny import prompt, tiny_llama
@@ -34,10 +31,3 @@ def test_a_model_generates_the_same():
         assert (model(ids).logits - plain).abs().max() < 1e-4
         assert model.generate(ids, max_new_tokens=12, do_sample=False).equal(expected)
     assert not any("forward" in vars(module) for module in model.modules())
-
-
-@pytest.mark.slow  # Importing takes five seconds.
-def test_it_is_there_after_import_treespec():
-    """As README's table writes it; in a process of its own, where no test has imported the module."""
-    code = "import treespec, torch; treespec.cpu.prepack_linears(torch.nn.Linear(4, 4))"
-    subprocess.run([sys.executable, "-c", code], check=True)

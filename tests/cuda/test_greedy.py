@@ -6,7 +6,7 @@ import pytest
 from helpers import mtp_files, zoo
 from helpers.gpu import DEVICE, on, placed
 from helpers.medusa_files import random_heads
-from helpers.tiny import padded, prompt, tiny_llama
+from helpers.tiny import identical, padded, prompt, tiny_llama
 from helpers.wrong_heads import METHODS, write
 
 from treespec import TreeSpeculation, load_drafter, load_mtp
@@ -17,17 +17,6 @@ from treespec.protocols import Capability
 
 GREEDY = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
 INPUTS = {"one row": {"input_ids": prompt()}, "a padded batch": padded(prompt(3, 14), [0, 5, 2])}
-
-
-def check(model, speculation, inputs, **options):
-    """Texts twice, the second time by drafters that know them; returns the last call's statistics."""
-    inputs, options = on(model.device, inputs), GREEDY | options
-    plain = model.generate(**inputs, **options)
-    for _ in range(2):
-        got = model.generate(**inputs, **options, custom_generate=speculation)
-        assert got.device == plain.device
-        assert got.tolist() == plain.tolist()
-    return speculation.stats
 
 
 @pytest.mark.parametrize("architecture", zoo.ARCHITECTURES, ids=str)
@@ -59,11 +48,12 @@ def test_every_kind_of_head(kind, is_apart, tmp_path):
     drafter = head(kind, tmp_path, target) if is_apart else head(kind, tmp_path, placed(target))
     placed(target)
     for inputs in INPUTS.values():
-        assert check(target, TreeSpeculation(drafter, tree=6), inputs).num_draft_tokens > 0
+        assert identical(target, on(DEVICE, inputs), TreeSpeculation(drafter, tree=6), times=2).num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "deepseek_v3", "mimo"])
 def test_mtp_layers(name, tmp_path):
     target = placed(mtp_files.write(tmp_path, name).target)
     for inputs in INPUTS.values():
-        assert check(target, TreeSpeculation(load_mtp(target), tree=6), inputs).num_draft_tokens > 0
+        speculation = TreeSpeculation(load_mtp(target), tree=6)
+        assert identical(target, on(DEVICE, inputs), speculation, times=2).num_draft_tokens > 0

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 from helpers.gpu import CPU, DEVICE, IS_GPU, on, pair, placed
-from helpers.tiny import noisy_copy, padded, prompt, tiny_llama
+from helpers.tiny import lookups, noisy_copy, padded, prompt, tiny_llama
 
 from treespec import KAry, SuffixLookup, TokenRecycling, TreeSpeculation
 
@@ -45,8 +45,8 @@ def test_layers_on_the_cpu(first):
     }
     model = accelerate.dispatch_model(tiny_llama(), devices, main_device=0)
     device = CPU if first == "cpu" else DEVICE
-    for drafter in (noisy_copy(tiny_llama()), [TokenRecycling(), SuffixLookup()]):
-        assert decode(model, TreeSpeculation(drafter, tree=6), device) == decode(model, device=device)
+    for speculation in (TreeSpeculation(noisy_copy(tiny_llama()), tree=6), lookups()):
+        assert decode(model, speculation, device) == decode(model, device=device)
 
 
 @pytest.mark.needs_gpu
@@ -54,8 +54,7 @@ def test_weights_offloaded_to_memory():
     """Every layer is brought to the GPU for its pass; ids on the GPU transformers would warn of."""
     accelerate = pytest.importorskip("accelerate")
     model = accelerate.cpu_offload(tiny_llama(), execution_device=0)
-    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=6)
-    assert decode(model, speculation, CPU) == decode(model, device=CPU)
+    assert decode(model, lookups(), CPU) == decode(model, device=CPU)
 
 
 @pytest.mark.needs_gpu
@@ -75,8 +74,8 @@ def test_the_users_default_device_changes_nothing():
 def test_half_precision(dtype):
     """Texts are plain decoding's up to a near-tie: a token that differs is as good within rounding."""
     target, draft = (model.to(dtype) for model in pair())
-    for drafter in (draft, [TokenRecycling(), SuffixLookup()]):
-        texts = decode(target, TreeSpeculation(drafter, tree=8), max_new_tokens=32)
+    for speculation in (TreeSpeculation(draft, tree=8), lookups()):
+        texts = decode(target, speculation, max_new_tokens=32)
         for number, text in enumerate(texts):
             ids = torch.tensor([text], device=DEVICE)
             mask = torch.cat([INPUTS["attention_mask"][number], torch.ones(32, dtype=torch.long)])[None].to(DEVICE)
@@ -95,7 +94,7 @@ def test_threads_and_streams():
 
     def run(number):
         with torch.cuda.stream(torch.cuda.Stream()):
-            speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=8)
+            speculation = lookups()
             found[number] = [decode(models[number], speculation) for _ in range(3)]
             torch.cuda.current_stream().synchronize()
 

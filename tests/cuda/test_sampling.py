@@ -32,10 +32,6 @@ def test_the_joint_distribution_is_the_targets(case, small):
     assert case.drafter is None or result["block_efficiency"] > 1.1 or case.trees == "merged tables"
 
 
-def test_every_lossless_rule_is_run():
-    assert {case.rule_name for case in right_cases()} == {name for name, rule in RULES.items() if rule.is_lossless}
-
-
 def test_the_default_keeps_the_distribution(small):
     """`tree="auto"` measures this device; single rows, so that every step chooses again."""
     ids = torch.tensor([[5, 2, 7, 5]], device=DEVICE)

@@ -3,13 +3,11 @@
 import pytest
 import torch
 from helpers.gpu import DEVICE, on, pair
-from helpers.tiny import padded, prompt
+from helpers.tiny import identical, lookups, padded, prompt
 
-from treespec import SuffixLookup, TokenRecycling, TreeSpeculation
+from treespec import TreeSpeculation
 from treespec.hf import make_draft_model
 
-GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
-INPUTS = {"one row": {"input_ids": prompt()}, "a padded batch": padded(prompt(3, 14), [0, 5, 2])}
 COMPILERS = {
     "graphs alone": {"backend": "cudagraphs"},
     "inductor": {},
@@ -42,18 +40,12 @@ def test_compiled_passes(models, fresh_compiler, compiler, who):
     drafter = make_draft_model(draft, static_cache_len=80, compile=options) if who == "draft" else draft
     speculation = TreeSpeculation(drafter, tree=tree, compile=options if who == "target" else False)
     for length in (12, 9, 12):
-        ids = prompt(1, length, seed=length).to(DEVICE)
-        plain = target.generate(ids, **GREEDY).tolist()
-        assert target.generate(ids, **GREEDY, custom_generate=speculation).tolist() == plain
+        identical(target, prompt(1, length, seed=length).to(DEVICE), speculation, max_new_tokens=24)
     assert speculation.total_stats.num_accepted_tokens > 0
 
 
 @compiled
 @pytest.mark.needs_gpu
 def test_compiled_by_graphs_in_batches(models, fresh_compiler):
-    target, _ = models
-    inputs = on(DEVICE, INPUTS["a padded batch"])
-    plain = target.generate(**inputs, **GREEDY).tolist()
-    speculation = TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=4, compile={"backend": "cudagraphs"})
-    for _ in range(2):
-        assert target.generate(**inputs, **GREEDY, custom_generate=speculation).tolist() == plain
+    speculation = lookups(tree=4, compile={"backend": "cudagraphs"})
+    identical(models[0], on(DEVICE, padded(prompt(3, 14), [0, 5, 2])), speculation, times=2, max_new_tokens=24)

@@ -85,10 +85,6 @@ def learned(control: Any) -> Any:
     return learned.acceptance.expected.tolist(), learned.passes.predict(np.array([2, 16]), 2, 16).tolist()
 
 
-def with_broken_streamer(speculation: TreeSpeculation) -> TreeSpeculation:
-    return TreeSpeculation(speculation.drafter, tree=8, streamer=BreaksOnRank1())
-
-
 def speculations(draft: Any, tensor_parallel_draft: Any) -> dict[str, TreeSpeculation]:
     return {
         "recycling": TreeSpeculation(TokenRecycling(), tree=8),
@@ -122,19 +118,16 @@ def observe(folder: str, draft_folder: str) -> dict[str, Any]:
     own = TreeSpeculation(OwnTrees(), tree=8)
     found["own trees"] = model.generate(ids, **OPTIONS, custom_generate=own).tolist()
     lookup = TreeSpeculation(SuffixLookup(), tree=8)
+    broken = TreeSpeculation(lookup.drafter, tree=8, streamer=BreaksOnRank1())
+    other_trees = TreeSpeculation(split_draft, tree=KAry(((2, 2), (3, 1))[rank]))
     stopping = {"custom_generate": lookup, "stopping_criteria": [StopsOnRank0()]}
     found["stopped"] = model.generate(ids[:1], **OPTIONS, **stopping).shape[1]
     static = {"custom_generate": lookup, "cache_implementation": "static"}
     found["static"] = model.generate(ids, **OPTIONS, **static).tolist()
     found["errors"] = {
         "prompts": error_of(model.generate, ids[: 1 + rank], **OPTIONS, custom_generate=lookup),
-        "passes": error_of(
-            model.generate,
-            ids,
-            **OPTIONS,
-            custom_generate=TreeSpeculation(split_draft, tree=KAry(((2, 2), (3, 1))[rank])),
-        ),
-        "one rank": error_of(model.generate, ids[:1], **OPTIONS, custom_generate=with_broken_streamer(lookup)),
+        "passes": error_of(model.generate, ids, **OPTIONS, custom_generate=other_trees),
+        "one rank": error_of(model.generate, ids[:1], **OPTIONS, custom_generate=broken),
         "order": error_of(ranks.check, "tree", lambda: 1) if rank else error_of(ranks.agree, "seed", 1),
         "optimize": error_of(optimize, model),
     }
@@ -180,11 +173,7 @@ def test_greedy_tokens_are_those_of_one_process(name: str, target: Any, found: l
     assert found[0][f"{name}, greedy"] == found[1][f"{name}, greedy"]  # Passes and choices too.
     if name not in ("recycling", "control"):  # They may draft nothing: measured times decide.
         assert found[0][f"{name}, greedy"][1] < 12
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if "draft model" in name])
-def test_ranks_with_other_random_states_sample_the_same(name: str, found: list[dict[str, Any]]) -> None:
-    assert found[0][f"{name}, sampled"] == found[1][f"{name}, sampled"]
+        assert found[0][f"{name}, sampled"] == found[1][f"{name}, sampled"]  # From other random states.
 
 
 @pytest.mark.parametrize("name", SEEDED)
@@ -199,12 +188,6 @@ def test_a_seed_gives_the_sample_of_one_process(
         assert found[0][f"{name}, with a seed"] == alone
 
 
-def test_logits_are_equal_to_the_last_bit(target: Any, found: list[dict[str, Any]]) -> None:
-    assert found[0]["logits"] == found[1]["logits"]
-    alone = target(input_ids=prompt(2)).logits
-    torch.testing.assert_close(torch.tensor(found[0]["logits"]), alone, atol=1e-4, rtol=0)
-
-
 def test_drafts_clocks_and_measured_times_that_differ_are_rank_0s(target: Any, found: list[dict[str, Any]]) -> None:
     plain = target.generate(prompt(2), **OPTIONS, do_sample=False).tolist()
     assert found[0]["own trees"] == found[1]["own trees"] == plain
@@ -213,6 +196,18 @@ def test_drafts_clocks_and_measured_times_that_differ_are_rank_0s(target: Any, f
     assert found[0]["learned"] == found[1]["learned"]
     assert found[0]["static"] == found[1]["static"] == plain
     assert found[0]["long"] == found[1]["long"] == "x" * (2 * ROW_BYTES)
+
+
+def test_logits_are_equal_to_the_last_bit_and_split_weights_are_gathered(
+    target: Any, found: list[dict[str, Any]]
+) -> None:
+    assert found[0]["logits"] == found[1]["logits"]
+    alone = target(input_ids=prompt(2)).logits
+    torch.testing.assert_close(torch.tensor(found[0]["logits"]), alone, atol=1e-4, rtol=0)
+    embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
+    assert found[0]["weights"] == found[1]["weights"] == (embedding.weight.tolist(), head.weight.tolist())
+    assert found[0]["local share"] == 0.5
+    assert [rank["facts"] for rank in found] == [(True, 2, 0), (True, 2, 1)]
 
 
 def test_ranks_that_make_other_calls_get_an_error_by_name(target: Any, found: list[dict[str, Any]]) -> None:
@@ -229,13 +224,6 @@ def test_ranks_that_make_other_calls_get_an_error_by_name(target: Any, found: li
     assert "rank 1: OSError: no terminal" in found[0]["errors"]["one rank"][1]
     plain = target.generate(prompt(2), **OPTIONS, do_sample=False).tolist()
     assert found[0]["after errors"] == found[1]["after errors"] == plain
-
-
-def test_weights_that_are_split_are_gathered_for_heads(target: Any, found: list[dict[str, Any]]) -> None:
-    embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
-    assert found[0]["weights"] == found[1]["weights"] == (embedding.weight.tolist(), head.weight.tolist())
-    assert found[0]["local share"] == 0.5
-    assert [rank["facts"] for rank in found] == [(True, 2, 0), (True, 2, 1)]
 
 
 class Mesh:

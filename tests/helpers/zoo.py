@@ -42,21 +42,20 @@ class Architecture:
         model_type: transformers' name.
         options: what the configuration needs besides the common sizes; None takes a common size away.
         capability: what treespec is expected to verify with it.
-        attentions: the attention implementations that the architecture can run.
+        attention: the attention implementation that it runs with.
         name: of a variant, when one model type stands in the zoo more than once.
     """
 
     model_type: str
     options: Mapping[str, Any] = field(default_factory=dict)
     capability: Capability = Capability.TREE
-    attentions: tuple[str, ...] = ("sdpa", "eager")
+    attention: str = "sdpa"
     name: str = ""
 
     def __str__(self) -> str:
         return self.name or self.model_type
 
 
-_EAGER = ("eager",)
 _HEADS = {"head_dim": 8}
 _WINDOW = {"sliding_window": WINDOW}
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -109,7 +108,7 @@ _KEYS_ONLY: tuple[Architecture, ...] = (
     Architecture("apertus"),
     Architecture("biogpt"),
     Architecture("bitnet"),
-    Architecture("codegen", {"rotary_dim": 8}, attentions=_EAGER),
+    Architecture("codegen", {"rotary_dim": 8}, attention="eager"),
     Architecture("cohere", {"logit_scale": 1.0}),
     Architecture("diffllama"),
     Architecture("ernie4_5"),
@@ -120,7 +119,7 @@ _KEYS_ONLY: tuple[Architecture, ...] = (
     Architecture("gpt2"),
     Architecture("gpt_bigcode"),
     Architecture("gpt_neox"),
-    Architecture("gptj", {"rotary_dim": 8}, attentions=_EAGER),
+    Architecture("gptj", {"rotary_dim": 8}, attention="eager"),
     Architecture("granite"),
     Architecture("helium", _HEADS),
     Architecture("hunyuan_v1_dense", _HEADS),
@@ -137,7 +136,7 @@ _KEYS_ONLY: tuple[Architecture, ...] = (
     Architecture("seed_oss", _HEADS),
     Architecture("smollm3", {"no_rope_layers": [1, 0]}),
     Architecture("stablelm"),
-    Architecture("xglm", {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4}, attentions=_EAGER),
+    Architecture("xglm", {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4}, attention="eager"),
     # Mixtures of experts.
     Architecture("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}),
     Architecture("flex_olmo", _EXPERTS),
@@ -162,10 +161,10 @@ _KEYS_ONLY: tuple[Architecture, ...] = (
     Architecture("starcoder2", _WINDOW),
     Architecture("afmoe", _WINDOW | _MIXED | _ROUTED | _HEADS),
     Architecture("cohere2", _WINDOW | _MIXED | {"logit_scale": 1.0}),
-    Architecture("granite_swa", _WINDOW, attentions=_EAGER),
+    Architecture("granite_swa", _WINDOW, attention="eager"),
     Architecture("cwm", _WINDOW | _MIXED | _HEADS),
     Architecture("exaone4", _WINDOW | _MIXED),
-    Architecture("gemma2", _WINDOW | _MIXED | _HEADS, attentions=_EAGER),
+    Architecture("gemma2", _WINDOW | _MIXED | _HEADS, attention="eager"),
     Architecture("gemma3_text", _WINDOW | _MIXED | _HEADS),
     Architecture(
         "gemma3n_text",
@@ -175,13 +174,13 @@ _KEYS_ONLY: tuple[Architecture, ...] = (
         | {"laurel_rank": 8, "intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.0] * 4},
     ),
     Architecture("gemma4_text", _WINDOW | _HEADS | _GEMMA_N | {"global_head_dim": 8}),
-    Architecture("gpt_oss", _WINDOW | _MIXED | _EXPERTS | _HEADS, attentions=_EAGER),
+    Architecture("gpt_oss", _WINDOW | _MIXED | _EXPERTS | _HEADS, attention="eager"),
     Architecture("olmo3", _WINDOW | _MIXED),
-    Architecture("vaultgemma", _WINDOW | _MIXED | _HEADS, attentions=_EAGER),
+    Architecture("vaultgemma", _WINDOW | _MIXED | _HEADS, attention="eager"),
     # Attention that counts slots: alibi, windows and temperatures by slot.
-    Architecture("bloom", attentions=_EAGER),
+    Architecture("bloom", attention="eager"),
     Architecture("falcon", {"alibi": True, "num_kv_heads": 4}, name="falcon_alibi"),
-    Architecture("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}, attentions=_EAGER),
+    Architecture("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}, attention="eager"),
     Architecture(
         "gpt_neo",
         {
@@ -192,7 +191,7 @@ _KEYS_ONLY: tuple[Architecture, ...] = (
             "attention_types": [[["global", "local"], 1]],
             "window_size": WINDOW,
         },
-        attentions=_EAGER,
+        attention="eager",
     ),
     Architecture(
         "llama4_text",
@@ -220,7 +219,7 @@ STATEFUL: tuple[Architecture, ...] = (
     Architecture(
         "mamba2",
         {"num_heads": 8, "head_dim": 8, "state_size": 8, "expand": 2, "n_groups": 1, "chunk_size": 16},
-        attentions=_EAGER,
+        attention="eager",
     ),
     Architecture(
         "nemotron_h",
@@ -240,12 +239,12 @@ STATEFUL: tuple[Architecture, ...] = (
     Architecture("olmo_hybrid", _DELTA),
     Architecture("qwen3_5_text", _DELTA),
     Architecture("qwen3_next", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 32}),
-    Architecture("falcon_mamba", {"state_size": 8, "expand": 2}, attentions=_EAGER),
+    Architecture("falcon_mamba", {"state_size": 8, "expand": 2}, attention="eager"),
     Architecture(
         "jamba",
         _EXPERTS | {"mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
     ),
-    Architecture("mamba", {"state_size": 8, "expand": 2}, attentions=_EAGER),
+    Architecture("mamba", {"state_size": 8, "expand": 2}, attention="eager"),
     Architecture("bailing_hybrid", MLA | _HYBRID | {"linear_head_dim": 8, "linear_num_heads": 4}),
     Architecture("lara_mini", _DELTA | _EXPERTS),
     Architecture("lfm3", {"layer_types": ["conv", "full_attention"]}),
@@ -281,7 +280,7 @@ ARCHITECTURES = (
     Architecture("glm_moe_dsa", MLA | INDEXED, Capability.CHAIN),
 )
 
-RWKV = Architecture("rwkv", {"rescale_every": 1, "max_position_embeddings": None}, attentions=_EAGER)
+RWKV = Architecture("rwkv", {"rescale_every": 1, "max_position_embeddings": None}, attention="eager")
 """For single texts: in its own batches transformers mixes the rows up, and takes padding for text."""
 
 _QSA = {
@@ -303,8 +302,8 @@ _NGRAMS = {
     "make_ngram_vocab_size_divisible_by": 2,
 }
 BY_CHAINS: tuple[Architecture, ...] = (
-    Architecture("inkling2_text", _EXPERTS | _HEADS | _INKLING, Capability.CHAIN, attentions=_EAGER),
-    Architecture("inkling2_loop_text", _EXPERTS | _HEADS | _INKLING, Capability.CHAIN, attentions=_EAGER),
+    Architecture("inkling2_text", _EXPERTS | _HEADS | _INKLING, Capability.CHAIN, attention="eager"),
+    Architecture("inkling2_loop_text", _EXPERTS | _HEADS | _INKLING, Capability.CHAIN, attention="eager"),
     Architecture("qwen4_exp_text", _DELTA | _EXPERTS | _QSA, Capability.CHAIN),
     Architecture("qwen4_exp_text", _DELTA | _EXPERTS | _QSA | _NGRAMS, Capability.CHAIN, name="qwen4_exp_ngrams"),
     Architecture("zaya", _EXPERTS | _HEADS | {"num_experts_per_tok": 1}, Capability.CHAIN),
@@ -326,7 +325,7 @@ def config_of(architecture: Architecture | str) -> PreTrainedConfig:
 
 def build(architecture: Architecture | str, attention: str | None = None) -> PreTrainedModel:
     """A tiny model in float32 and evaluation mode, the same at every call; torch's global generator is left alone."""
-    chosen = attention or _of_name(architecture).attentions[0]
+    chosen = attention or _of_name(architecture).attention
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = config_of(architecture)

@@ -70,7 +70,7 @@ def test_mtp_layers(tmp_path, name, num_layers):
     assert found.weights >= sum(weight.nbytes for weight in drafter.head.parameters())
 
 
-KINDS = ("lfm2", "qwen3_5_text", "bamba", "minimax", "recurrent_gemma", "rwkv")
+KINDS = ("qwen3_5_text", "bamba", "minimax", "rwkv")
 PARENTS = 8
 """Bytes per node of the scorer's own notes."""
 
@@ -118,8 +118,7 @@ def test_what_recurrent_layers_keep(name):
     most = 3 * (found.state_per_row + of_node + PARENTS)
     assert step <= most
     assert small <= most + 3 * 3 * (of_node + PARENTS)
-    is_own = name not in ("minimax", "recurrent_gemma", "rwkv")
-    assert not is_own or step >= states
+    assert name in ("minimax", "rwkv") or step >= states
 
 
 def test_a_hybrid_draft_model():
@@ -173,10 +172,10 @@ def test_sampling_on_an_accelerator_is_within_the_estimate(who):
         model = to_device(tiny_llama(vocab_size=4096))
         drafter = to_device(noisy_copy(tiny_llama(vocab_size=4096))) if who == "draft model" else TokenRecycling()
         speculation = TreeSpeculation(drafter, tree=16, seed=0)
-        options = {"max_new_tokens": 16, "pad_token_id": 0, "do_sample": True, "custom_generate": speculation}
+        options = {"max_new_tokens": 4, "pad_token_id": 0, "do_sample": True, "custom_generate": speculation}
         model.generate(prompt(2, 20).to(DEVICE), **options)
         found = estimate_memory(model, speculation)
         device.peak = before = device.num_bytes
         model.generate(prompt(2, 20).to(DEVICE), **options)
-        bound = found.added(36, 2, 16) - found.weights
+        bound = found.added(24, 2, 16) - found.weights
         assert bound / 5 < device.peak - before < bound

@@ -101,7 +101,7 @@ def test_output_is_that_of_generate(model, always_plain, do_sample):
     speculation, inputs = treespec.speed_up(model), left_padded([9, 4, 6])
     expected = inputs["input_ids"]
     try:
-        for number in range(3):
+        for number in range(2):
             torch.manual_seed(number)
             expected = model.generate(**inputs, max_new_tokens=20, do_sample=do_sample)
             torch.manual_seed(number)
@@ -145,6 +145,8 @@ def test_what_speculation_alone_has_is_had(model, always_plain, options, tmp_pat
     speculation = treespec.speed_up(model, **options)
     model.generate(**left_padded([9]), max_new_tokens=12, do_sample=False, custom_generate=speculation)
     assert speculation.stats.seconds["verify"] > 0
+    with pytest.raises(UnsupportedModeError):  # As ever.
+        model.generate(**left_padded([9]), max_new_tokens=6, num_beams=2, custom_generate=speculation)
     speculation.restore()
 
 
@@ -194,13 +196,6 @@ def test_rows_that_own_criteria_end_are_counted_to_their_end(model, always_plain
         rows = [row.tolist() for row in out[:, 9:]]
         ends = [next((k + 1 for k, token in enumerate(row) if token % 2 == 0 or token == 7), len(row)) for row in rows]
         assert speculation.stats.num_emitted_tokens == sum(ends)
-    speculation.restore()
-
-
-def test_what_is_refused_stays_refused(model, always_plain):
-    speculation = treespec.speed_up(model)
-    with pytest.raises(UnsupportedModeError):
-        model.generate(**left_padded([9]), max_new_tokens=6, num_beams=2, custom_generate=speculation)
     speculation.restore()
 
 

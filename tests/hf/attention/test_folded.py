@@ -46,6 +46,7 @@ def run_folded(*args, **kwargs):
 @torch.no_grad()
 def test_equals_sdpa(module, dtype, is_additive, monkeypatch):
     query, key, value, mask = states(dtype=dtype)
+    single = sdpa_attention_forward(module, query[:, :, :1], key, value, None)[0]
     given = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min) if is_additive else mask
     expected = sdpa_attention_forward(module, query, key, value, given, scaling=0.3)[0]
     monkeypatch.setattr(folded, "sdpa_attention_forward", None)
@@ -54,35 +55,22 @@ def test_equals_sdpa(module, dtype, is_additive, monkeypatch):
     assert output.shape == expected.shape
     assert output.is_contiguous()
     assert (output - expected).abs().max() <= tolerance
+    assert (run_folded(module, query[:, :, :1], key, value, None) - single).abs().max() <= tolerance
 
 
-@torch.no_grad()
-def test_one_node_without_a_mask(module, monkeypatch):
-    query, key, value, _ = states(num_nodes=1)
-    expected = sdpa_attention_forward(module, query, key, value, None)[0]
-    monkeypatch.setattr(folded, "sdpa_attention_forward", None)
-    assert (run_folded(module, query, key, value, None) - expected).abs().max() < 1e-6
-
-
-@pytest.mark.parametrize(
-    "extra", [{"s_aux": torch.ones(6)}, {"softcap": 30.0}, {"position_bias": torch.ones(1, 6, 5, 23)}, {"dropout": 0.5}]
-)
-def test_what_needs_more_than_a_mask_goes_to_sdpa(module, extra, monkeypatch):
-    sdpa = Mock(side_effect=lambda *args, **kwargs: (args[1].transpose(1, 2), None))
-    monkeypatch.setattr(folded, "sdpa_attention_forward", sdpa)
-    run_folded(module, *states(), **extra)
-    assert extra.items() <= sdpa.call_args.kwargs.items()
-
-
-def test_unequal_heads_masks_by_head_and_causal_prompts_go_to_sdpa(module, monkeypatch):
+def test_what_needs_more_than_a_mask_goes_to_sdpa(module, monkeypatch):
+    """Other arguments, unequal heads, masks by head, causal prompts, and passes of others."""
     sdpa = Mock(side_effect=lambda *args, **kwargs: (args[1].transpose(1, 2), None))
     monkeypatch.setattr(folded, "sdpa_attention_forward", sdpa)
     query, key, value, mask = states()
+    for extra in ({"s_aux": mask}, {"softcap": 30.0}, {"position_bias": mask}, {"dropout": 0.5}):
+        run_folded(module, query, key, value, mask, **extra)
+        assert extra.items() <= sdpa.call_args.kwargs.items()
     run_folded(module, query, key, value[..., :4], mask)
     run_folded(module, query, key, value, mask.expand(-1, 6, -1, -1))
     run_folded(module, query, key, value, None)
     folded_attention(module, query, key, value, mask)  # Outside of a pass.
-    assert sdpa.call_count == 4
+    assert sdpa.call_count == 8
 
 
 def test_folding_serves_the_models_it_is_made_for(monkeypatch):

@@ -5,11 +5,9 @@ from typing import get_args
 import networkx
 import pytest
 import torch
-from helpers.rounds import NAMES
-from helpers.zoo import WINDOW, config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import BambaConfig, Llama4TextConfig, LlamaConfig, PreTrainedConfig
+from transformers import BambaConfig, LlamaConfig, PreTrainedConfig
 
 from treespec.errors import InvalidTreeError, UnsupportedModelError
 from treespec.hf.attention.mask import (
@@ -102,69 +100,46 @@ CHAIN = TokenTree.chain([1, 2, 3])
 SINGLE = TokenTree.chain([1])
 
 
-class TestForms:
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-    def test_sdpa_takes_bool_and_eager_additive(self, dtype):
-        allowed = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "sdpa")).mask
-        mask = tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "eager"), dtype=dtype).mask
-        assert isinstance(allowed, torch.Tensor)
-        assert isinstance(mask, torch.Tensor)
-        assert (allowed.dtype, allowed.shape, mask.dtype) == (torch.bool, (1, 1, 4, 9), dtype)
-        assert torch.equal(mask == 0, allowed)
-        assert torch.equal(mask == torch.finfo(dtype).min, ~allowed)
-
-    def test_models_with_layer_types_take_a_dict(self):
-        config = with_attention(config_of("gemma3_text"), "sdpa")
-        mask = tree_attention_mask(TREE, 2 * WINDOW, config).mask
-        assert isinstance(mask, dict)
-        assert list(mask) == ["sliding_attention", "full_attention"]
-        assert mask["full_attention"][0, 0, 3].sum() == 2 * WINDOW + 3
-        assert mask["sliding_attention"][0, 0, 3].sum() == WINDOW
-
-    def test_chunks(self):
-        config = Llama4TextConfig(attention_chunk_size=4, layer_types=["chunked_attention", "full_attention"] * 24)
-        layout = attention_layout(with_attention(config, "sdpa"))
-        assert layout.reaches == {"chunked_attention": Reach("chunked", 4), "full_attention": Reach("full")}
+def mask_of(trees, cached, attention="sdpa", **options):
+    return tree_attention_mask(trees, cached, with_attention(LlamaConfig(), attention), **options)
 
 
-class TestNoMask:
-    """None leaves the model its own causal mask (that it is right there is tested with the models)."""
-
-    @pytest.mark.parametrize("name", NAMES)
-    @pytest.mark.parametrize("trees", [CHAIN, SINGLE, [CHAIN, SINGLE]], ids=["chain", "single", "batch"])
-    def test_for_chains_over_whole_caches(self, trees, name):
-        config = with_attention(config_of(name), "sdpa")
-        num_rows = len(trees) if isinstance(trees, list) else 1
-        for cached in (20, torch.ones(num_rows, 20, dtype=torch.bool)):
-            attention = tree_attention_mask(trees, cached, config)
-            assert attention.mask is None
-            assert attention.position_ids[0].tolist() == [20 + i for i in range(attention.position_ids.shape[1])]
-
-    @pytest.mark.parametrize("hole", [0, 3], ids=["left padding", "hole"])
-    def test_not_over_padding_or_holes(self, hole):
-        cached = torch.ones(1, 6, dtype=torch.bool)
-        cached[0, hole] = False
-        attention = tree_attention_mask(CHAIN, cached, with_attention(LlamaConfig(), "sdpa"))
-        assert attention.mask is not None
-        assert attention.position_ids.tolist() == [[5, 6, 7]]
-
-    def test_not_for_batches_with_a_tree(self):
-        for trees in ([CHAIN, TREE], [TREE, CHAIN]):
-            assert tree_attention_mask(trees, 6, with_attention(LlamaConfig(), "sdpa")).mask is not None
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sdpa_takes_bool_and_eager_additive(dtype):
+    allowed, mask = mask_of(TREE, 5).mask, mask_of(TREE, 5, "eager", dtype=dtype).mask
+    assert isinstance(allowed, torch.Tensor)
+    assert isinstance(mask, torch.Tensor)
+    assert (allowed.dtype, allowed.shape, mask.dtype) == (torch.bool, (1, 1, 4, 9), dtype)
+    assert torch.equal(mask == 0, allowed)
+    assert torch.equal(mask == torch.finfo(dtype).min, ~allowed)
 
 
-class TestMisuse:
-    def test_attention_without_free_masks(self):
-        with pytest.raises(UnsupportedModelError, match="flash_attention_2"):
-            tree_attention_mask(TREE, 5, with_attention(LlamaConfig(), "flash_attention_2"))
+@pytest.mark.parametrize("trees", [[CHAIN], [SINGLE], [CHAIN, SINGLE]], ids=["chain", "single", "batch"])
+def test_chains_over_whole_caches_are_left_to_the_models_own_mask(trees):
+    """That it is right there is tested with the models."""
+    for cached in (20, torch.ones(len(trees), 20, dtype=torch.bool)):
+        attention = mask_of(trees, cached)
+        assert attention.mask is None
+        assert attention.position_ids[0].tolist() == [20 + i for i in range(attention.position_ids.shape[1])]
 
-    def test_layers_that_are_not_attention(self):
-        with pytest.raises(UnsupportedModelError, match="linear_attention"):
-            attention_layout(with_attention(BambaConfig(attn_layer_indices=[1], num_hidden_layers=2), "sdpa"))
 
-    @pytest.mark.parametrize(
-        "cached", [torch.ones(2, 5, dtype=torch.bool), torch.ones(1, 5), torch.ones(5, dtype=torch.bool)]
-    )
-    def test_cached_of_another_batch(self, cached):
-        with pytest.raises(InvalidTreeError, match=r"bool \[1, S\]"):
-            tree_attention_mask(TREE, cached, with_attention(LlamaConfig(), "sdpa"))
+def test_chains_over_padding_or_holes_or_next_to_trees_have_a_mask():
+    for hole in (0, 3):
+        cached = torch.arange(6).unsqueeze(0) != hole
+        assert mask_of(CHAIN, cached).mask is not None
+        assert mask_of(CHAIN, cached).position_ids.tolist() == [[5, 6, 7]]
+    for trees in ([CHAIN, TREE], [TREE, CHAIN]):
+        assert mask_of(trees, 6).mask is not None
+
+
+def test_layers_that_are_not_attention_are_refused():
+    with pytest.raises(UnsupportedModelError, match="linear_attention"):
+        attention_layout(with_attention(BambaConfig(attn_layer_indices=[1], num_hidden_layers=2), "sdpa"))
+
+
+@pytest.mark.parametrize(
+    "cached", [torch.ones(2, 5, dtype=torch.bool), torch.ones(1, 5), torch.ones(5, dtype=torch.bool)]
+)
+def test_cached_slots_of_another_batch_are_refused(cached):
+    with pytest.raises(InvalidTreeError, match=r"bool \[1, S\]"):
+        mask_of(TREE, cached)

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -43,9 +44,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "reread, mscale": ("phimoe", {"rope_parameters": MSCALE, "num_local_experts": 2}),
     "reread": ("phi3", {"rope_parameters": LONG} | READ_AGAIN_AFTER),
 }
-MANY_ENDS = list(range(3, 15))
-"""Rows meet them at different lengths."""
-OPTIONS: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 
 
 def fresh(name: str) -> Any:
@@ -93,15 +92,17 @@ def by_trees(name: str, inputs: dict[str, Any], **options: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:.*one token at a time")
-@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    ("lengths", "ends"),
-    [((THRESHOLD - 1,), None), ((THRESHOLD,), None), ((14, 9, 12), MANY_ENDS), ((THRESHOLD + 3, 9), None)],
+    ("name", "lengths"),
+    [
+        *((name, (14, 9, 12)) for name in MODELS),
+        *product(["dynamic", "reread"], [(THRESHOLD,), (THRESHOLD + 3, 9)]),
+    ],
     ids=str,
 )
-def test_the_longest_row_of_a_batch_decides(name, lengths, ends):
-    """One text too."""
-    by_trees(name, prompts(*lengths), eos_token_id=ends)
+def test_the_longest_row_of_a_batch_decides(name, lengths):
+    """One text too; the rows of the batch of three end at different lengths."""
+    by_trees(name, prompts(*lengths), eos_token_id=list(range(3, 15)) if len(lengths) == 3 else None)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if READS_ALL_AGAIN or "reread" not in name])
@@ -118,40 +119,38 @@ def test_trees_on_both_sides_of_the_threshold(name):
 
 
 @pytest.mark.filterwarnings("ignore:.*one token at a time")
-@pytest.mark.parametrize("name", ["reread", "reread, mscale"])
-def test_texts_within_the_threshold_decode_by_trees(name):
-    assert by_trees(name, prompts(6), max_new_tokens=8).num_draft_tokens > 0
-
-
-def test_texts_that_are_never_read_again_decode_by_lookups():
+def test_texts_that_are_never_read_again_decode_by_trees():
+    """Those that end within the threshold, and those that begin beyond it."""
+    assert by_trees("reread", prompts(6), max_new_tokens=8).num_draft_tokens > 0
     assert by_trees("reread", prompts(THRESHOLD + 2)).num_draft_tokens > 0
 
 
-def continued(name: str, length: int, num_cached: int, speculation: Any = None) -> torch.Tensor:
-    """From a cache of a text's first tokens."""
-    model, cache, inputs = tiny(name), DynamicCache(), prompts(length)
-    model(inputs["input_ids"][:, :num_cached], **{CACHE_NAME: cache})
-    return model.generate(**inputs, **OPTIONS, **{CACHE_NAME: cache}, custom_generate=speculation)
-
-
 READ_AGAIN = pytest.mark.skipif(not READS_ALL_AGAIN, reason="decodes plainly")
-FILLED = [(name, THRESHOLD + 8, num_cached) for name in ("dynamic", "longrope") for num_cached in (5, THRESHOLD)]
 
 
 @pytest.mark.parametrize(
     ("name", "length", "num_cached"),
-    [*FILLED, *(pytest.param("reread", 8, num_cached, marks=READ_AGAIN) for num_cached in (5, 7))],
+    [("dynamic", 32, 5), ("dynamic", 32, 24), ("longrope", 32, 5), pytest.param("reread", 8, 5, marks=READ_AGAIN)],
 )
 def test_a_filled_cache_is_continued(name, length, num_cached):
-    plain, speculation = continued(name, length, num_cached), lookups()
-    for _ in range(2):
-        assert torch.equal(continued(name, length, num_cached, speculation), plain)
+    """From a text's first tokens on."""
+    inputs, speculation, found = prompts(length), lookups(), []
+    for each in (None, speculation, speculation):
+        model, cache = tiny(name), DynamicCache()
+        model(inputs["input_ids"][:, :num_cached], **{CACHE_NAME: cache})
+        found.append(model.generate(**inputs, **OPTIONS, **{CACHE_NAME: cache}, custom_generate=each))
+    assert found[0].equal(found[1])
+    assert found[0].equal(found[2])
 
 
-@pytest.mark.parametrize("name", ["dynamic", "longrope"])
-def test_a_static_cache(name):
-    options = {"cache_implementation": "static", "disable_compile": True}
-    assert torch.equal(decoded(name, prompts(6), lookups(), **options), decoded(name, prompts(6)))
+def test_a_static_cache_and_a_model_that_is_as_before_afterwards():
+    """Dynamic NTK keeps the frequencies of the longest text before."""
+    model, inputs, speculation = fresh("dynamic"), prompts(6), lookups()
+    plain = model.generate(**inputs, **OPTIONS)
+    for options in ({}, {"cache_implementation": "static", "disable_compile": True}):
+        assert torch.equal(model.generate(**inputs, **OPTIONS, **options, custom_generate=speculation), plain)
+        assert "forward" not in vars(model.model.rotary_emb)
+        assert torch.equal(model.generate(**inputs, **OPTIONS), plain)
 
 
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
@@ -201,25 +200,14 @@ class Forced(LogitsProcessor):
 
 
 @READ_AGAIN
-@pytest.mark.parametrize("length", [5, THRESHOLD])
-def test_sampled_texts_that_are_read_again_have_the_logits_of_plain_passes(length):
-    inputs, options = prompts(length), OPTIONS | {"output_logits": True, "return_dict_in_generate": True}
+def test_sampled_texts_that_are_read_again_have_the_logits_of_plain_passes():
+    inputs, options = prompts(THRESHOLD), OPTIONS | {"output_logits": True, "return_dict_in_generate": True}
     speculation = lookups(seed=0)
     for _ in range(2):
         ours: Any = tiny("reread").generate(**inputs, **options | {"do_sample": True}, custom_generate=speculation)
         plain: Any = tiny("reread").generate(**inputs, **options, logits_processor=[Forced(ours.sequences[0])])
         torch.testing.assert_close(ours.logits, plain.logits, atol=1e-4, rtol=1e-4)
     assert speculation.stats.num_accepted_tokens > 0
-
-
-def test_the_model_is_as_before_afterwards():
-    model, inputs = fresh("dynamic"), prompts(6)
-    plain = model.generate(**inputs, **OPTIONS)
-    speculation = lookups()
-    for _ in range(2):
-        assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=speculation), plain)
-        assert "forward" not in vars(model.model.rotary_emb)
-        assert torch.equal(model.generate(**inputs, **OPTIONS), plain)
 
 
 def test_passes_of_checks_do_not_change_the_frequencies_of_threads_that_decode_meanwhile():
@@ -233,9 +221,8 @@ def test_passes_of_checks_do_not_change_the_frequencies_of_threads_that_decode_m
     assert not torch.equal(rotary.inv_freq, before)
 
 
-@pytest.mark.parametrize("name", ["dynamic", "longrope"])
-def test_the_self_test_sees_frequencies_of_another_length(name, monkeypatch):
-    model = fresh(name)
+def test_the_self_test_sees_frequencies_of_another_length(monkeypatch):
+    model = fresh("longrope")
     assert check(model, only=["rope threshold", "cache after many rounds"]).is_right
     monkeypatch.setattr(RopeByLength, "applied", lambda self, position_ids: nullcontext())
     found = check(model, only=["rope threshold"])

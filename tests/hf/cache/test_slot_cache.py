@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from helpers.rounds import NAMES, Game, cache_error, prefilled
+from helpers.rounds import Game, cache_error, prefilled
 from helpers.zoo import VOCAB_SIZE, build
 from transformers import Cache, DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, QuantizedLayer, StaticLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
 
 from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.hf import TreeScorer
 from treespec.hf.attention.mask import tree_attention_mask
-from treespec.hf.cache.caches import check_cache, is_filled, new_cache
+from treespec.hf.cache.caches import is_filled, new_cache
 from treespec.hf.cache.growing import LEAST_SPARE
 from treespec.hf.cache.slot_cache import commit_cache
 from treespec.hf.introspect import CACHE_NAME
@@ -51,9 +51,8 @@ def committed(model, num_rows, is_static):
     return cache, slots, rows
 
 
-@pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("num_rows", "is_static"), [(1, False), (3, False), (3, True)])
+@pytest.mark.parametrize("name", ["gemma3_text", "deepseek_v3"])
 def test_commit_keeps_what_a_fresh_pass_would_cache(name, num_rows, is_static):
     model = build(name)
     cache, slots, rows = committed(model, num_rows, is_static)
@@ -70,18 +69,23 @@ def test_integrity_check_sees_wrong_slots():
     assert cache_error(model, cache, slots, [rows[0].flip(0), *rows[1:]]) > 0.1
 
 
-def test_holes_do_not_pile_up_in_growing_caches():
+def test_neither_holes_nor_memory_pile_up_in_growing_caches():
     """Rows that accept unequally leave holes; a repack closes them before they are more than an eighth."""
     model = build("llama")
     scorer = prefilled(TreeScorer(model), torch.ones(2, 8, dtype=torch.int64))
     chain = torch.tensor([[-1, 0, 1]]).expand(2, -1)
-    for number in range(30):
+    for number in range(200):
         scorer.extend(torch.ones(2, 3, dtype=torch.int64), chain)
         scorer.commit([[0], [0, 1, 2]] if number % 2 else [[0, 1, 2], [0]])
     longest = max(scorer._state.lengths)
-    assert scorer._state.lengths == [8 + 60, 8 + 60]
+    assert scorer._state.lengths == [8 + 400, 8 + 400]
     assert longest <= scorer._state.num_slots <= longest * 8 / 7 + 1
     assert scorer._state.slots.mask.sum(1).tolist() == scorer._state.lengths
+    states = [states for layer in scorer.cache.layers for states in (layer.keys, layer.values) if states is not None]
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in states}
+    per_slot = sum(one[:, :, :1].numel() * one.element_size() for one in states)
+    # A buffer may stem from when an eighth of the slots were holes.
+    assert sum(storages.values()) <= per_slot * (1.25 * (scorer._state.num_slots + 3 + 8) * 8 / 7 + LEAST_SPARE)
 
 
 def test_rows_left_alone_lose_their_padding_and_with_it_their_mask():
@@ -95,14 +99,6 @@ def test_rows_left_alone_lose_their_padding_and_with_it_their_mask():
     assert game.play(2) <= TOLERANCE
 
 
-def test_padding_shared_by_all_rows_is_not_computed():
-    scorer = TreeScorer(build("llama"))
-    ids = torch.ones(2, 10, dtype=torch.int64)
-    scorer.prefill(ids, torch.arange(10).expand(2, -1) >= torch.tensor([[4], [6]]))
-    assert scorer.cache.get_seq_length() == 6
-    assert scorer._state.lengths == [6, 4]
-
-
 def test_one_row_is_compacted_in_place():
     scorer = prefilled(TreeScorer(build("llama")), torch.ones(1, 20, dtype=torch.int64))
     before = None
@@ -114,50 +110,21 @@ def test_one_row_is_compacted_in_place():
         before = addresses
 
 
-def test_storage_does_not_grow_beyond_the_text_one_tree_and_the_spare_room():
-    scorer = prefilled(TreeScorer(build("llama")), torch.ones(2, 4, dtype=torch.int64))
-    parents = torch.tensor([[-1, *range(15)]]).expand(2, -1)
-    for number in range(200):
-        scorer.extend(torch.ones(2, 16, dtype=torch.int64), parents)
-        scorer.commit([[0], [0, 1]] if number % 2 else [[0, 1], [0]])
-    states = [states for layer in scorer.cache.layers for states in (layer.keys, layer.values) if states is not None]
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in states}
-    per_slot = sum(one[:, :, :1].numel() * one.element_size() for one in states)
-    # A buffer may stem from when an eighth of the slots were holes.
-    num_used = (scorer._state.num_slots + 16 + 8) * 8 / 7
-    assert sum(storages.values()) <= per_slot * (1.25 * num_used + LEAST_SPARE)
-
-
-class QuantisedLayer(QuantizedLayer):
-    def _quantize(self, tensor, axis):
-        return tensor
-
-    def _dequantize(self, q_tensor):
-        return q_tensor
-
-
 class UnknownLayer(DynamicLayer):
     pass
 
 
-@pytest.mark.parametrize(
-    "layer", [QuantisedLayer(), DynamicSlidingWindowLayer(8), UnknownLayer()], ids=lambda layer: type(layer).__name__
-)
-def test_layers_that_cannot_take_nodes_back_are_refused(layer):
-    cache = Cache(layers=[DynamicLayer(), layer])
-    with pytest.raises(UnsupportedModelError, match=f"cache layer 1 is a {type(layer).__name__}"):
-        check_cache(cache)
-    with pytest.raises(UnsupportedModelError):
-        commit_cache(cache, torch.ones(1, 4, dtype=torch.bool), [[0]])
-
-
-def test_offloaded_caches_and_other_types_are_refused():
-    cache = DynamicCache()
-    cache.offloading = True
-    with pytest.raises(UnsupportedModelError, match="offloaded"):
-        check_cache(cache)
-    with pytest.raises(UnsupportedModelError, match="tuple"):
-        check_cache(())  # pyright: ignore[reportArgumentType]
+def test_caches_that_cannot_take_nodes_back_are_refused():
+    offloaded, windowed = DynamicCache(), Cache(layers=[DynamicLayer(), DynamicSlidingWindowLayer(8)])
+    offloaded.offloading = True
+    for cache, message in (
+        (offloaded, "offloaded"),
+        ((), "tuple"),
+        (windowed, "cache layer 1 is a DynamicSlidingWindowLayer"),
+        (Cache(layers=[UnknownLayer()]), "cache layer 0 is a UnknownLayer"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=message):
+            commit_cache(cache, torch.ones(1, 4, dtype=torch.bool), [[0]])  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(("paths", "message"), [([[0, 9]], "outside the 3"), ([[0], [0]], "one path for each of 1")])

@@ -106,7 +106,7 @@ def test_auto_takes_what_was_measured_to_be_faster_and_keeps_it(is_faster, monke
         return 0.02 if isinstance(scorer, StaticScorer) == is_faster else 0.04
 
     monkeypatch.setattr(compiled_target, "time_pass", time_pass)
-    model = tiny_llama()
+    model = tiny_llama(num_layers=1)
     ids = prompt(2)
     several = [TreeSpeculation([TokenRecycling(), SuffixLookup()], tree=6, compile="auto") for _ in range(2)]
     for number, speculation in enumerate(several):

@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def tiny(model_type: str) -> Any:
-    model = build(Architecture(model_type, OPTIONS[model_type], attentions=("eager",)))
+    model = build(Architecture(model_type, OPTIONS[model_type], attention="eager"))
     model.generation_config.eos_token_id = None
     return model
 
@@ -87,28 +87,24 @@ class Shifting(LlamaForCausalLM):
         return inputs
 
 
-def test_tokens_that_generate_prepares_otherwise():
-    with pytest.raises(UnsupportedModelError, match=r"Shifting has logits.*: use its own generate"):
-        decoded(Shifting(tiny_llama(96).config).eval(), 1, TreeSpeculation(TokenRecycling(), tree=4))
-
-
-def test_an_ordinary_model_is_measured_at_its_first_padded_batch(monkeypatch):
-    measured = []
-    difference = generate_check._difference
-    monkeypatch.setattr(generate_check, "_difference", lambda *args: measured.append(args) or difference(*args))
-    facts = make_scorer(tiny_llama(96)).facts
-    for is_padded in (False, True, True):
-        check_like_generate(facts, Capability.TREE, is_padded)
-    assert [is_padded for _, is_padded, _ in measured] == [True]
+def test_a_model_is_measured_at_its_first_padded_batch_and_in_every_attention_and_dtype(monkeypatch):
+    measured, model = [], tiny_llama(96)
+    monkeypatch.setattr(generate_check, "_difference", lambda *args: measured.append(args[1]) or 0.0)
+    check_like_generate(model_facts(model), Capability.TREE, is_padded=False)
+    for change in (int, int, lambda: model.set_attn_implementation("eager"), lambda: model.to(torch.float64), int):
+        change()
+        check_like_generate(model_facts(model), Capability.TREE, is_padded=True)
+    assert measured == [True] * 3
 
 
 @pytest.mark.parametrize(
-    "saved", [{"num_return_sequences": 2, "do_sample": True}, {"num_beams": 3, "num_return_sequences": 3}]
+    "saved", [{}, {"num_return_sequences": 2, "do_sample": True}, {"num_beams": 3, "num_return_sequences": 3}]
 )
-def test_a_saved_generation_config_does_not_hide_a_difference(saved):
+def test_tokens_that_generate_prepares_otherwise(saved):
+    """A saved generation configuration does not hide the difference."""
     model = Shifting(tiny_llama(96).config).eval()
     model.generation_config.update(**saved)
-    with pytest.raises(UnsupportedModelError, match="Shifting has logits in its own generate"):
+    with pytest.raises(UnsupportedModelError, match=r"Shifting has logits in its own generate.*: use its own generate"):
         check_like_generate(make_scorer(model).facts, Capability.TREE, is_padded=False)
 
 
@@ -149,13 +145,3 @@ def test_nothing_is_right_where_a_difference_is_nan(monkeypatch):
     monkeypatch.setattr(generate_check, "_difference", lambda *args: float("nan"))
     with pytest.raises(UnsupportedModelError, match="nan standard deviations"):
         check_like_generate(facts, Capability.TREE, is_padded=True)
-
-
-def test_another_attention_or_dtype_is_measured_again(monkeypatch):
-    measured = []
-    monkeypatch.setattr(generate_check, "_difference", lambda *args: measured.append(args) or 0.0)
-    model = tiny_llama(96)
-    for change in (int, lambda: model.set_attn_implementation("eager"), lambda: model.to(torch.float64), int):
-        change()
-        check_like_generate(model_facts(model), Capability.TREE, is_padded=True)
-    assert len(measured) == 3

@@ -55,16 +55,41 @@ class Steering:
         return self.last_position(module, args, output)
 
 
-SHAPED = ["last_position", "in_place", "single_tokens", "prompts", "before", "one_token_only"]
+class Wrapped(nn.Module):
+    """A module around a layer, as libraries of steering vectors have it."""
+
+    def __init__(self, inner: nn.Module, change: Any) -> None:
+        super().__init__()
+        self.inner, self.change = inner, change
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.change(self.inner, args, self.inner(*args, **kwargs))
 
 
-def register(model: Any, kind: str) -> Any:
-    steering = Steering(model.config.hidden_size)
-    layer = model.model.layers[0]
+def attach(model: Any, kind: str, where: str = "hook") -> Any:
+    """Registers a hook, or puts a module of one's own in place of a layer, of a part of it, or of its class."""
+    steering, layers, layer = Steering(model.config.hidden_size), model.model.layers, model.model.layers[0]
+    others = {"object": steering, "partial": partial(steering.last_position)}
+    change: Any = others[kind] if kind in others else getattr(steering, kind)
     if kind == "before":
-        return layer.register_forward_pre_hook(steering.before, with_kwargs=True)
-    hooks = {"object": steering, "partial": partial(steering.last_position)}
-    return layer.register_forward_hook(hooks[kind] if kind in hooks else getattr(steering, kind))
+        return layer.register_forward_pre_hook(change, with_kwargs=True)
+    if where == "hook":
+        return layer.register_forward_hook(change)
+    if where == "layer":
+        layers[0] = Wrapped(layer, change)
+    elif where == "part":
+        layer.mlp = Wrapped(layer.mlp, change)
+    else:
+        own: Any = type(layer)
+        forward = lambda self, *args, **kwargs: change(self, args, own.forward(self, *args, **kwargs))  # noqa: E731
+        layer.__class__ = type("Own", (own,), {"forward": forward, "__module__": "own"})
+    return None
 
 
 def decoded(model: Any, speculation: TreeSpeculation | None = None, **options: Any) -> torch.Tensor:
@@ -72,31 +97,33 @@ def decoded(model: Any, speculation: TreeSpeculation | None = None, **options: A
 
 
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
-@pytest.mark.parametrize(("kind", "is_late"), [*((kind, False) for kind in SHAPED), ("last_position", True)])
-def test_hooks_that_look_at_a_pass_decode_plainly(kind, is_late):
+@pytest.mark.parametrize(
+    ("where", "kind", "is_late"),
+    [("hook", "in_place", False), ("hook", "single_tokens", False), ("hook", "prompts", False),
+     ("hook", "before", False), ("hook", "one_token_only", False), ("hook", "object", False),
+     ("hook", "partial", False), ("hook", "last_position", True), ("hook", "everywhere", True),
+     ("layer", "single_tokens", False), ("layer", "everywhere", True), ("part", "last_position", True),
+     ("class", "last_position", True), ("class", "everywhere", False)],
+)  # fmt: skip
+def test_hooks_that_look_at_a_pass_decode_plainly(where, kind, is_late):
+    """Modules of one's own too; those that treat all tokens alike decode by trees."""
     model, speculation = tiny_llama(), lookups()
     without = decoded(model)
     if is_late:
         decoded(model, speculation)
-    handle = register(model, kind)
-    plain = decoded(model)
-    assert not torch.equal(plain, without), "the hook does something"
-    assert identical(model, PROMPT, speculation, times=2, **OPTIONS).num_draft_tokens == 0
-    handle.remove()
-    assert identical(model, PROMPT, speculation, times=2, **OPTIONS).num_draft_tokens > 0
-
-
-@pytest.mark.parametrize("kind", ["object", "partial"])
-def test_hooks_that_are_not_functions_are_seen(kind):
-    model = tiny_llama()
-    register(model, kind)
-    assert len(model_facts(model).hooks) == 1
+    handle = attach(model, kind, where)
+    assert not torch.equal(decoded(model), without), "the hook does something"
+    stats = identical(model, PROMPT, speculation, times=2, **OPTIONS)
+    assert bool(stats.num_draft_tokens) == (kind == "everywhere")
+    if handle is not None:
+        handle.remove()
+        assert identical(model, PROMPT, speculation, times=2, **OPTIONS).num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("is_module", [False, True])
 def test_hooks_and_modules_are_named(is_module):
     model = tiny_llama()
-    wrap(model, "single_tokens", "layer") if is_module else register(model, "single_tokens")
+    attach(model, "single_tokens", "layer" if is_module else "hook")
     named = r"modules of other packages \(Wrapped at" if is_module else r"forward hooks \(single_tokens on"
     expected = rf"one token at a time because of {named} model.layers.0\): passes over several"
     with pytest.warns(TreespecWarning, match=expected):
@@ -107,7 +134,7 @@ def test_hooks_and_modules_are_named(is_module):
 def test_a_filled_cache_is_refused_by_name():
     model = tiny_llama()
     cache = model(PROMPT[:, :4])[CACHE_NAME]
-    register(model, "single_tokens")
+    attach(model, "single_tokens")
     with pytest.raises(UnsupportedModelError, match=r"no filled cache .*single_tokens on"):
         decoded(model, lookups(), **{CACHE_NAME: cache})
 
@@ -141,14 +168,11 @@ def test_hooks_for_all_modules_count_and_those_of_libraries_do_not():
 
 
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
-@pytest.mark.parametrize("kind", ["last_position", "single_tokens", "everywhere"])
-def test_half_precision_decodes_plainly_unless_the_hook_says_that_it_serves_trees(kind):
+def test_half_precision_decodes_plainly_unless_the_hook_says_that_it_serves_trees():
     """Rounding hides what a hook does: nothing is compared."""
-    model = tiny_llama().bfloat16()
-    hook = getattr(Steering(model.config.hidden_size), kind)
-    vector = hook.__self__.vector = hook.__self__.vector.bfloat16() * 0.1
-    model.model.layers[0].register_forward_hook(hook)
-    speculation = lookups()
+    model, speculation, steering = tiny_llama().bfloat16(), lookups(), Steering(32)
+    vector = steering.vector = steering.vector.bfloat16() * 0.1
+    model.model.layers[0].register_forward_hook(steering.everywhere)
     assert identical(model, PROMPT, speculation, **OPTIONS).num_draft_tokens == 0
 
     def declared(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
@@ -180,58 +204,6 @@ def test_hooks_beyond_the_tables_are_seen(kind):
     found = own_hooks(dict(model.named_modules())).values()
     assert [name.rpartition(" on ")[2] for name in found] == ["model.layers.0"]
     assert identical(model, PROMPT, **OPTIONS).num_draft_tokens == 0
-
-
-class Wrapped(nn.Module):
-    """A module around a layer, as libraries of steering vectors have it."""
-
-    def __init__(self, inner: nn.Module, change: Any) -> None:
-        super().__init__()
-        self.inner, self.change = inner, change
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("inner"), name)
-
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return self.change(self.inner, args, self.inner(*args, **kwargs))
-
-
-def wrap(model: Any, kind: str, where: str) -> None:
-    """Registers a hook, or puts a module of one's own in place of a layer, of a part of it, or of its class."""
-    change = getattr(Steering(model.config.hidden_size), kind)
-    layers, layer = model.model.layers, model.model.layers[0]
-    if where == "hook":
-        layer.register_forward_hook(change)
-    elif where == "layer":
-        layers[0] = Wrapped(layer, change)
-    elif where == "part":
-        layer.mlp = Wrapped(layer.mlp, change)
-    else:
-        layer.__class__ = type("Own", (type(layer),), {"forward": _changed(type(layer), change), "__module__": "own"})
-
-
-def _changed(kind: Any, change: Any) -> Any:
-    return lambda self, *args, **kwargs: change(self, args, kind.forward(self, *args, **kwargs))
-
-
-@pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")
-@pytest.mark.parametrize(
-    ("where", "kind", "is_late"),
-    [("hook", "everywhere", False), ("hook", "everywhere", True), ("layer", "last_position", False),
-     ("layer", "single_tokens", False), ("layer", "prompts", False), ("layer", "everywhere", True),
-     ("part", "last_position", True), ("part", "everywhere", False),
-     ("class", "last_position", False), ("class", "last_position", True), ("class", "everywhere", False)],
-)  # fmt: skip
-def test_modules_of_ones_own_are_as_hooks(where, kind, is_late):
-    model, speculation = tiny_llama(), lookups()
-    if is_late:
-        decoded(model, speculation)
-    wrap(model, kind, where)
-    stats = identical(model, PROMPT, speculation, times=2, **OPTIONS)
-    assert bool(stats.num_draft_tokens) == (kind == "everywhere")
 
 
 @pytest.mark.filterwarnings("ignore::treespec.TreespecWarning")

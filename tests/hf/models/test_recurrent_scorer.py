@@ -31,18 +31,14 @@ def close(found, expected):
     return (found - expected).abs().max() <= TOLERANCE
 
 
-def test_a_chain_is_dropped_whole(hybrid):
-    ids, tokens, more = prompts(1, 26), prompts(1, 4, seed=1), prompts(1, 2, seed=2)
-    scorer = filled(hybrid, ids)
-    scorer.extend(tokens, CHAIN)
+def test_full_acceptance_replays_nothing_and_a_chain_may_be_dropped_whole(hybrid):
+    ids, more = prompts(1, 26), prompts(1, 2, seed=2)
+    scorer, calls = filled(hybrid, ids), []
+    scorer.extend(prompts(1, 4, seed=1), CHAIN)
     scorer.commit([()])
     assert close(scorer.extend(more, CHAIN[:, :2]).logits, plain(hybrid, ids, more))
-
-
-def test_full_acceptance_replays_nothing(hybrid):
-    scorer = filled(hybrid, prompts(1, 26))
+    scorer.commit([()])
     scorer.extend(prompts(1, 4, seed=1), CHAIN)
-    calls = []
     handle = hybrid.register_forward_pre_hook(lambda *_: calls.append(1))
     scorer.commit([(0, 1, 2, 3)])
     assert not calls
@@ -75,31 +71,22 @@ def test_hidden_states_and_rows_of_padding(hybrid):
     assert [list(states.shape) for states in scores.hidden_states.values()] == [[3, 3, 32]] * 2
 
 
-@pytest.mark.parametrize("parents", [[-1, -1], [-1, -2, 0], [0, 1], [-1, 0, 0]])
-def test_trees_are_refused_and_nothing_changes(hybrid, parents):
+def test_wrong_use_is_refused_and_nothing_changes(hybrid):
     ids, tokens = prompts(1, 26), prompts(1, 4, seed=1)
     scorer = filled(hybrid, ids)
-    with pytest.raises(UnsupportedModelError, match="can only score chains"):
-        scorer.extend(prompts(1, len(parents)), torch.tensor([parents]))
-    assert close(scorer.extend(tokens, CHAIN).logits, plain(hybrid, ids, tokens))
-
-
-@pytest.mark.parametrize("paths", [[(1,)], [(0, 2)], [(0, 1, 2, 3, 4)], [(0,), (0,)]])
-def test_wrong_paths_are_refused(hybrid, paths):
-    scorer = filled(hybrid, prompts(1, 26))
-    scorer.extend(prompts(1, 4, seed=1), CHAIN)
-    with pytest.raises(TreespecError, match="expected"):
-        scorer.commit(paths)
-
-
-def test_wrong_use_is_refused(hybrid):
-    with pytest.raises(UnsupportedModelError, match="scores no trees"):
-        RecurrentScorer(hybrid, capability=Capability.TREE)
-    scorer = filled(hybrid, prompts(1, 26))
+    for parents in ([-1, -1], [-1, -2, 0], [0, 1], [-1, 0, 0]):
+        with pytest.raises(UnsupportedModelError, match="can only score chains"):
+            scorer.extend(prompts(1, len(parents)), torch.tensor([parents]))
     with pytest.raises(TreespecError, match="expected int64"):
         scorer.extend(prompts(2, 2), torch.tensor([[-1, 0], [-1, 0]]))
     with pytest.raises(TreespecError, match="padding only"):
         scorer.extend(prompts(1, 1), torch.tensor([[-2]]))
+    assert close(scorer.extend(tokens, CHAIN).logits, plain(hybrid, ids, tokens))
+    for paths in ([(1,)], [(0, 2)], [(0, 1, 2, 3, 4)], [(0,), (0,)]):
+        with pytest.raises(TreespecError, match="expected"):
+            scorer.commit(paths)
+    with pytest.raises(UnsupportedModelError, match="scores no trees"):
+        RecurrentScorer(hybrid, capability=Capability.TREE)
     single = filled(hybrid, prompts(1, 26), capability=Capability.PLAIN)
     with pytest.raises(UnsupportedModelError, match="one token at a time"):
         single.extend(prompts(1, 2), torch.tensor([[-1, 0]]))

@@ -1,8 +1,8 @@
-"""Weights of other kinds: quantised, half precision, tied, sharded, offloaded, not loaded."""
+"""Weights of other kinds: quantised, half precision, tied, not loaded."""
 
 import pytest
 import torch
-from accelerate import init_empty_weights, load_checkpoint_and_dispatch
+from accelerate import init_empty_weights
 from helpers.tiny import identical, padded, prompt, tiny_llama
 from helpers.zoo import build
 from torch import nn
@@ -41,7 +41,7 @@ class TestOneScaleForAPass:
         assert neighbour_effect(model_facts(model)) > 0.1
         assert neighbour_effect(model_facts(tiny_llama())) == 0
 
-    @pytest.mark.parametrize(("seed", "length", "paddings"), [(0, 1, [0]), (1, 12, [0, 3]), (2, 12, [2, 1])], ids=str)
+    @pytest.mark.parametrize(("seed", "length", "paddings"), [(0, 1, [0]), (1, 12, [0, 3])], ids=str)
     def test_it_decodes_as_plain_generate_does(self, seed, length, paddings):
         stats = identical(dynamic_int8(seed), padded(prompt(len(paddings), length), paddings))
         assert stats.num_target_passes == OPTIONS["max_new_tokens"] - 1
@@ -76,37 +76,20 @@ class TestOneScaleForAPass:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_other_dtypes(dtype, inputs):
-    assert identical(tiny_llama().to(dtype), inputs).num_draft_tokens > 0
-
-
-def test_tied_sharded_and_low_memory(tmp_path, inputs):
-    tiny_llama(tie_word_embeddings=True).save_pretrained(tmp_path, max_shard_size="30KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, low_cpu_mem_usage=True).eval()
-    assert model.lm_head.weight is model.model.embed_tokens.weight
+    model = tiny_llama(tie_word_embeddings=dtype == torch.float64).to(dtype)
     assert identical(model, inputs).num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("last", ["cpu", "disk"])
-@pytest.mark.filterwarnings("ignore")
-def test_empty_weights_are_refused_and_served_when_loaded(last, tmp_path, inputs):
-    whole = tiny_llama()
-    whole.save_pretrained(tmp_path)
+def test_empty_weights_are_refused():
+    """Offloaded ones, which are empty too: tests/devices."""
     with init_empty_weights():
-        model = LlamaForCausalLM(whole.config)
+        model = LlamaForCausalLM(tiny_llama().config)
     for call in (
         lambda: TreeSpeculation(model),
         lambda: TreeSpeculation(TokenRecycling())(model, prompt(1), [], [], model.generation_config),
     ):
         with pytest.raises(UnsupportedModelError, match="meta device: load them"):
             call()
-    devices = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
-    devices |= {"model.layers.0": "cpu", "model.layers.1": last}
-    model = load_checkpoint_and_dispatch(
-        model, tmp_path, device_map=devices, offload_folder=tmp_path / "offloaded"
-    ).eval()
-    model.generation_config.pad_token_id = 0
-    assert identical(model, inputs).num_draft_tokens > 0
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

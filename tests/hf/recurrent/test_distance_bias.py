@@ -21,10 +21,10 @@ pytestmark = pytest.mark.skipif("inkling_text" not in CONFIG_MAPPING, reason="ne
 LENGTH = 30
 
 
-def tempered(floor: int = 20, attention: str = "sdpa") -> PreTrainedModel:
-    """A model whose temperatures change from `floor` tokens on."""
+def tempered(attention: str = "sdpa") -> PreTrainedModel:
+    """A model whose temperatures change from 20 tokens on."""
     architecture = BY_NAME["inkling_text"]
-    options = {**architecture.options, "log_scaling_n_floor": floor, "log_scaling_alpha": 0.5}
+    options = {**architecture.options, "log_scaling_n_floor": 20, "log_scaling_alpha": 0.5}
     return build(replace(architecture, options=options), attention)
 
 
@@ -37,13 +37,11 @@ def differences(model: PreTrainedModel) -> float:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_trees_have_the_temperatures_of_their_positions(attention):
+def test_trees_have_the_temperatures_of_their_positions(attention, monkeypatch):
+    """Those of slots would be found."""
     assert differences(tempered(attention=attention)) <= 1e-4
-
-
-def test_temperatures_of_slots_are_found(monkeypatch):
     monkeypatch.setattr(distance_bias, "_temperature", lambda _, numbers: torch.ones_like(numbers).float())
-    assert differences(tempered()) > 1e-3
+    assert differences(tempered(attention=attention)) > 1e-3
 
 
 def test_distances_of_slots_are_found_at_the_first_use(monkeypatch):
@@ -52,13 +50,12 @@ def test_distances_of_slots_are_found_at_the_first_use(monkeypatch):
         make_scorer(tempered())
 
 
-@pytest.mark.parametrize("padding", [(0,), (0, 5, 12)], ids=["one text", "three padded"])
-@pytest.mark.parametrize("num_nodes", [1, 16])
+@pytest.mark.parametrize(("padding", "num_nodes"), [((0,), 16), ((0, 5, 12), 16), ((0, 5, 12), 1)], ids=str)
 def test_texts_are_those_of_plain_generate(padding, num_nodes):
     """Which counts padding in temperatures, in steps too."""
     model, mask = tempered(), torch.arange(LENGTH) >= torch.tensor(padding).unsqueeze(1)
     ids = prompts(len(padding), LENGTH).masked_fill(~mask, 0)
-    options = {"attention_mask": mask.long(), "max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    options = {"attention_mask": mask.long(), "max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
     options["eos_token_id"] = VOCAB_SIZE + 1
     plain = model.generate(ids, **options)
     drafter = TokenRecycling() if num_nodes == 1 else Planted(plain[:, LENGTH:].tolist(), VOCAB_SIZE, 6)

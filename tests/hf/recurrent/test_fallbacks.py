@@ -31,7 +31,7 @@ def test_chains_are_token_for_token(architecture: Architecture):
     for padding, num_nodes in (([0], 16), ([0, 5, 12], 4)):
         mask = torch.arange(30) >= torch.tensor(padding).unsqueeze(1)
         ids = prompts(len(padding), 30).masked_fill(~mask, 0)
-        given = {"attention_mask": mask.long(), "max_new_tokens": 24, **OPTIONS}
+        given = {"attention_mask": mask.long(), "max_new_tokens": 10, **OPTIONS}
         plain = model.generate(ids, **given)
         speculation = treespec.TreeSpeculation(
             Planted(plain[:, 30:].tolist(), VOCAB_SIZE, 4), tree=BestFirst(num_nodes)

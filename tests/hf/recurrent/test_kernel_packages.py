@@ -23,7 +23,7 @@ from treespec.hf.recurrent.layers import StateLayer
 from treespec.hf.recurrent.scorer import StateScorer
 from treespec.policies import KAry
 
-OPTIONS = {"do_sample": False, "pad_token_id": 0, "eos_token_id": VOCAB_SIZE + 1, "max_new_tokens": 24}
+OPTIONS = {"do_sample": False, "pad_token_id": 0, "eos_token_id": VOCAB_SIZE + 1, "max_new_tokens": 12}
 DELTA = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
 KIMI = ("chunk_kda", "fused_recurrent_kda")
 SSD = ("mamba_chunk_scan_combined", "selective_state_update")
@@ -53,17 +53,12 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "lfm3": (),
 }
 """By architecture, first one of each kind, the functions of prompts and of steps, besides those of convolutions."""
-every = pytest.mark.parametrize(
-    "name", [*RECURRENCES, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
-)
 
 
-@every
-def test_prompts_and_steps_use_the_packages(name, monkeypatch):
-    calls: Counter[str] = Counter()
-    model = model_with_packages(name, calls, monkeypatch)
-    recurrences = (RECURRENCES | OTHERS)[name]
+def check_calls(model, recurrences, calls):
+    """Prompts and steps use the packages, trees do not."""
     scorer, ids = StateScorer(model), prompts(2, 20)
+    calls.clear()
     num_layers = sum(isinstance(layer, StateLayer) for layer in scorer.cache.layers)
     scorer.prefill(ids, torch.ones_like(ids, dtype=torch.bool))
     # Kimi's three convolutions are one call in some versions, and Zamba scans head by head.
@@ -78,23 +73,22 @@ def test_prompts_and_steps_use_the_packages(name, monkeypatch):
     assert all(count % num_layers == 0 for count in calls.values())
 
 
-@every
+@pytest.mark.parametrize("name", [*RECURRENCES, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_texts_are_those_of_plain_decoding_with_and_without_packages(name, monkeypatch):
     calls: Counter[str] = Counter()
     model = model_with_packages(name, calls, monkeypatch)
+    check_calls(model, (RECURRENCES | OTHERS)[name], calls)
     assert isinstance(make_scorer(model), StateScorer)
     mask = torch.arange(20) >= torch.tensor([[0], [6], [3]])
     ids = prompts(3, 20).masked_fill(~mask, 0)
     given = {"attention_mask": mask.long(), **OPTIONS}
     plain = model.generate(ids, **given)
     assert torch.equal(build(name).generate(ids, **given), plain)
-    for tree in (8, 1):
-        speculation = treespec.TreeSpeculation(SuffixLookup(), tree=tree)
-        calls.clear()
+    calls.clear()
+    for drafter, tree in ((SuffixLookup(), 8), (build(name), KAry((2, 2)))):
+        speculation = treespec.TreeSpeculation(drafter, tree=tree)
         assert torch.equal(model.generate(ids, **given, custom_generate=speculation), plain)
-        assert calls["causal_conv1d_update"] > 0
-    draft = treespec.TreeSpeculation(build(name), tree=KAry((2, 2)))
-    assert torch.equal(model.generate(ids, **given, custom_generate=draft), plain)
+    assert calls["causal_conv1d_update"] > 0
 
 
 class _Function(nn.Module):

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from treespec.hf.recurrent import delta_rule, linear, ssd
 from treespec.hf.recurrent.scorer import StateScorer
 
-KINDS = ("lfm2", "qwen3_5_text", "kimi_linear", "bamba", "mamba", "minimax", "recurrent_gemma", "rwkv")
+KINDS = ("lfm2", "qwen3_5_text", "kimi_linear", "bamba", "mamba", "minimax", "recurrent_gemma")
 NUM_SMALL, NUM_LARGE, NUM_HEADS = 16, 64, 8
 
 
@@ -45,12 +45,6 @@ def test_the_largest_tensors_are_linear_in_the_nodes(name):
     chunk_matrix = 8 * NUM_HEADS * NUM_LARGE**2
     small, large = largest(model, NUM_SMALL), largest(model, NUM_LARGE)
     assert large <= max(1.1 * NUM_LARGE / NUM_SMALL * small, chunk_matrix)
-
-
-def test_decays_of_all_nodes_at_once_are_found_too_large(monkeypatch):
-    monkeypatch.setattr(linear, "_NUM_ROWS", NUM_LARGE)
-    with pytest.raises(AssertionError):
-        test_the_largest_tensors_are_linear_in_the_nodes("kimi_linear")
 
 
 def test_decays_by_channel_are_made_by_parts(monkeypatch):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from helpers.zoo import config_of
-from transformers.cache_utils import LinearAttentionLayer
 
 from treespec.errors import UnsupportedModelError
 from treespec.hf.recurrent.convolution import tree_convolution
@@ -28,8 +27,7 @@ def test_large_decays_do_not_overflow():
     assert tree_delta_rule(tree_pass, query, key, value, -200 * rates, rates)[0].isfinite().all()
 
 
-@pytest.mark.parametrize("num_held", [0, 2, 9])
-@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize(("num_held", "size"), [(0, 3), (2, 4), (9, 3)])
 def test_convolutions_read_the_nearest_ancestors(num_held, size):
     """Also where fewer tokens are cached than a convolution looks back on, and where the cache holds one more."""
     generator = torch.Generator().manual_seed(num_held)
@@ -44,16 +42,6 @@ def test_convolutions_read_the_nearest_ancestors(num_held, size):
     for node, path in enumerate(paths):
         text = torch.cat([torch.zeros(5, size), held[0], inputs[0][:, path]], 1)
         torch.testing.assert_close(found[0, :, node], (text[:, -size:] * weight).sum(1))
-
-
-def test_layers_are_transformers_own_outside_of_tree_passes():
-    ours, theirs = StateLayer(), LinearAttentionLayer()
-    for layer in (ours, theirs):
-        layer.update_conv_state(torch.arange(6.0).reshape(1, 1, 6), conv_kernel_size=3)
-        layer.update_recurrent_state(torch.ones(1, 2))
-        layer.update_conv_state(torch.ones(1, 1, 1), conv_kernel_size=3)
-    assert torch.equal(ours.conv_states[0], theirs.conv_states[0])
-    assert ours.has_previous_state == theirs.has_previous_state
 
 
 def test_unknown_cache_layers_are_named():

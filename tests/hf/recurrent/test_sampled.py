@@ -16,38 +16,20 @@ from treespec.hf import make_scorer
 from treespec.hf.generation import target as target_file
 from treespec.hf.introspect import ModelFacts
 from treespec.hf.recurrent.scorer import StateScorer
-from treespec.literature import Truncated
 from treespec.policies import BestFirst, Chain, KAry
 from treespec.protocols import Capability, Scores
 from treespec.tree import IID, WITHOUT_REPLACEMENT, TokenTree
 
 DRAFTS = ("llama", "lfm2", "mamba")
-PROCESSING: tuple[dict[str, Any], ...] = (
-    {},
+OPTIONS: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.2},
-    {"no_repeat_ngram_size": 2},
-    {"min_new_tokens": 4},
-    {"prefix_allowed_tokens_fn": lambda _, ids: range(5 + len(ids) % 2, VOCAB_SIZE, 2)},
-)
-SAMPLING: tuple[dict[str, Any], ...] = (
-    {},
-    {"temperature": 0.6},
-    {"temperature": 1.4, "top_k": 12},
-    {"top_p": 0.8},
-    {"temperature": 0.8, "min_p": 0.1},
-    {"typical_p": 0.9},
-    {"top_k": 5, "top_p": 0.9},
+    {"temperature": 0.6, "no_repeat_ngram_size": 2},
+    {"top_p": 0.8, "prefix_allowed_tokens_fn": lambda _, ids: range(5 + len(ids) % 2, VOCAB_SIZE, 2)},
 )
 TREES: dict[str, Any] = {
-    "target_walk": lambda choice: choice.choice([4, 16, Chain(3), KAry((3, 2))]),
-    "traversal": lambda choice: choice.choice([4, 16, Chain(3), KAry((3, 2)), BestFirst(9, WITHOUT_REPLACEMENT)]),
-    "auto": lambda choice: choice.choice([4, 16, BestFirst(9), [(0,), (1,), (0, 0)]]),
-    "recursive": lambda choice: choice.choice([Chain(4), KAry((2, 2), IID), BestFirst(9, WITHOUT_REPLACEMENT)]),
-    "token": lambda choice: Chain(choice.randint(1, 5)),
-    "block": lambda choice: Chain(choice.randint(1, 5)),
-    "k_seq": lambda choice: KAry(choice.choice([(2, 2), (3, 1)]), IID),
-    "optimal_transport": lambda choice: Truncated(KAry((2, 2), IID)),
-    "transport_traversal": lambda choice: Truncated(KAry((2, 1, 1), WITHOUT_REPLACEMENT)),
+    "traversal": [4, 16, Chain(3), KAry((3, 2)), BestFirst(9, WITHOUT_REPLACEMENT)],
+    "auto": [4, 16, BestFirst(9), [(0,), (1,), (0, 0)]],
+    "recursive": [Chain(4), KAry((2, 2), IID), BestFirst(9, WITHOUT_REPLACEMENT)],
 }
 """Trees that a rule can verify, also those of draft models."""
 
@@ -96,8 +78,8 @@ def random_options(choice: random.Random) -> tuple[dict[str, Any], dict[str, Any
     options = {"inputs": ids, "attention_mask": mask.long(), "max_new_tokens": choice.randrange(4, 16)}
     options |= {"do_sample": True, "top_k": 0, "pad_token_id": 0, "eos_token_id": choice.choice([VOCAB_SIZE + 1, 7])}
     rule = choice.choice(list(TREES))
-    given = {"verification": rule, "tree": TREES[rule](choice), "seed": choice.randrange(1000)}
-    return options | choice.choice(SAMPLING) | choice.choice(PROCESSING), given
+    given = {"verification": rule, "tree": choice.choice(TREES[rule]), "seed": choice.randrange(1000)}
+    return options | choice.choice(OPTIONS), given
 
 
 def drafters(name: str, given: dict[str, Any], choice: random.Random):
@@ -105,7 +87,7 @@ def drafters(name: str, given: dict[str, Any], choice: random.Random):
     draft = built(choice.choice([name, name, *DRAFTS]))
     kinds: list[Any] = [lambda: DraftModel(make_scorer(draft))]
     is_selected = getattr(given["tree"], "children", AUTO) == AUTO
-    if is_selected and given["verification"] in ("auto", "target_walk", "traversal"):
+    if is_selected and given["verification"] in ("auto", "traversal"):
         kinds += [TokenRecycling, lambda: [TokenRecycling(), SuffixLookup()]]
     return choice.choice(kinds)
 
@@ -132,7 +114,7 @@ def check_random_options(seed: int, monkeypatch: pytest.MonkeyPatch, num_sets: i
 
 
 @pytest.mark.parametrize(
-    ("seed", "num_sets"), [(0, 4), *(pytest.param(seed, 10, marks=pytest.mark.slow) for seed in range(1, 21))]
+    ("seed", "num_sets"), [(0, 4), *(pytest.param(seed, 10, marks=pytest.mark.slow) for seed in range(1, 7))]
 )
 def test_random_options(seed, num_sets, monkeypatch):
     """Architecture, rows, padding, tree, drafter, sampling, processors, rule and stopping at random."""

@@ -64,7 +64,7 @@ def _extend(model, scorer: StateScorer, rows: list[_Row], choice: random.Random,
                 assert (found[number] - uncached_logits(model, text)[-1]).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", KINDS)
 def test_random_sequences(name, seed):
     choice, model = random.Random(seed), build(name)
