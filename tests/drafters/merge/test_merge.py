@@ -176,9 +176,17 @@ def test_a_weight_follows_the_gradient_of_the_outcome():
         pool.update(group, right)
         moved = [(after - before) / RATE for after, before in zip(pool.weights, (0.9, 0.7), strict=True)]
         assert moved == pytest.approx(slopes, rel=1e-3)
-    pool = OpinionPool([0.01, 1.0])
-    pool.update(SiblingGroup([{0: Vote(0, 0.6)}, {1: Vote(0, 0.6)}], [0, 1], 1), 1)
-    assert pool.weights[0] == 0, "never negative"
+
+
+def test_weights_move_less_with_every_outcome_and_are_never_negative():
+    group, moves = SiblingGroup([{0: Vote(0, 0.6)}, {1: Vote(0, 0.6)}], [0, 1], 1), []
+    for num_outcomes in (0, 150):
+        pool = OpinionPool([0.01, 0.5])
+        pool._num_outcomes = num_outcomes
+        pool.update(group, 1)
+        moves.append(pool.weights[1] - 0.5)
+        assert pool.weights[0] >= 0
+    assert moves[0] / moves[1] == pytest.approx(2)
 
 
 def test_every_vote_for_a_child_is_calibrated():

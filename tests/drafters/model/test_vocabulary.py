@@ -9,12 +9,13 @@ from helpers.toy_models import TableLM, ToyScorer
 from benchmarks.joint_distribution.cases import PLAIN, WARPED
 from benchmarks.joint_distribution.run import Case, run_case, tiny_models
 from treespec.drafters import DraftModel, ReEncoding, SharedVocabulary
+from treespec.drafters.model.reencoding import longest_path, tree_of_paths
 from treespec.drafters.model.token_map import Translator, continue_text, shared_tokens, spell
 from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.hf import make_scorer
 from treespec.policies import BestFirst, Chain, KAry, Paths
 from treespec.protocols import Capability
-from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT
+from treespec.tree import IID, SELECTED, WITHOUT_REPLACEMENT, TokenTree
 
 TARGET = ToyCodec(["<s>", "a", "b", "c", "ab", "bc", "<end>", "d"], {"bos": 0, "eos": 6}, [0])
 DRAFT = ToyCodec(["<eot>", "c", "b", "a", "ca", "d", "abc"], {"eos": 0})
@@ -167,6 +168,24 @@ def test_re_encoded_trees_are_sampled_right_too():
 
     case = Case("target_walk", BestFirst(6), "re-encoding", PLAIN, drafter)
     assert run_case(case, tiny_models(), num_batches=1, num_rows=1000)["p"] > 1e-4
+
+
+def test_the_path_that_spells_the_most():
+    tree = TokenTree.from_paths(
+        [(0,), (1,), (0, 0), (0, 0, 0), (1, 0)], [5, 3, 6, 2, 1, 5]
+    )  # a, abc, a b, a b c, abc d
+    assert longest_path(tree, DRAFT, b"abcd") == (0, 2, 5)
+    assert longest_path(tree, DRAFT, b"abca") == (0, 2), "of equal ones the first"
+    assert longest_path(tree, DRAFT, b"ab") == (0, 1, 3)
+    assert longest_path(tree, DRAFT, b"d") == (0,)
+
+
+def test_the_most_valuable_paths_make_a_tree():
+    values = {(1,): 0.9, (1, 2): 0.9, (3,): 0.5, (1, 2, 4): 0.1, (3, 1): 0.2}
+    tree = tree_of_paths(7, values, num_nodes=5)
+    assert tree.tokens == [7, 1, 2, 3, 1]
+    assert tree.parents == [-1, 0, 1, 0, 3]
+    assert tree.values == [1.0, 0.9, 0.9, 0.5, 0.2]
 
 
 class Reciter:
