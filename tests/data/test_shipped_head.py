@@ -19,25 +19,17 @@ MEASURED = "71006c114736ff5d939f8a9d8f1df9530c070715259fdddfd72bb2b674b07a2d"
 TRAINING = Path(__file__).parents[2] / "benchmarks" / "results" / "training" / "curve.json"
 
 
-def test_it_is_small_and_says_how_it_was_made():
+def test_it_is_small_and_the_one_that_was_measured():
     folder = treespec.shipped_head(f"HuggingFaceTB/{NAME}")
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 24e6
     assert {file.name for file in folder.iterdir()} == {"README.md", "config.json", "model.safetensors"}
-    card = (folder / "README.md").read_text()
-    assert "recipes.smollm2_head.on_gpu" in card
-    assert "held-out" in card
     assert "lm_head.weight" in read_checkpoint(folder).tensors, "its rows are its own"
-
-
-def test_it_is_the_one_that_was_measured():
-    folder = treespec.shipped_head(NAME)
     assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == MEASURED
-    config, run = json.loads((folder / "config.json").read_text()), json.loads(TRAINING.read_text())["last"]
-    assert config["draft_vocab_size"] == 8192
-    card = (folder / "README.md").read_text()
-    assert f"{run['tokens']:,} tokens were read in training" in card
+    run, card = json.loads(TRAINING.read_text())["last"], (folder / "README.md").read_text()
     for depth, (shares, overlap) in enumerate(zip(run["greedy_acceptance"], run["overlaps"], strict=True), start=1):
         assert f"| {depth} | {' | '.join(f'{share:.3f}' for share in [*shares[:4], overlap])} |" in card
+    with pytest.raises(CheckpointError, match="smollm2-135m-instruct"):
+        treespec.shipped_head("SmolLM3-3B")
 
 
 def test_it_drafts_for_a_model_of_its_targets_shapes():
@@ -47,8 +39,3 @@ def test_it_drafts_for_a_model_of_its_targets_shapes():
     speculation = treespec.TreeSpeculation(treespec.load_drafter(treespec.shipped_head(NAME), model), tree=8)
     ids = torch.tensor([[1, 4093, 198, 3725]])
     assert identical(model, ids, speculation, max_new_tokens=6).num_draft_tokens > 0
-
-
-def test_another_models_name_lists_what_there_is():
-    with pytest.raises(CheckpointError, match="smollm2-135m-instruct"):
-        treespec.shipped_head("SmolLM3-3B")

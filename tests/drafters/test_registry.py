@@ -23,13 +23,14 @@ from treespec.vllm.options import MERGE, READERS, Options
 PROMPT = torch.tensor([[5, 9, 2, 7, 5, 9]])
 
 
-@pytest.fixture(params=["helpers.toy_drafter:ToyDrafter", ToyDrafter], ids=["path", "class"])
+@pytest.fixture
 def toy(request):
-    DRAFTERS.register("toy", request.param)
+    DRAFTERS.register("toy", getattr(request, "param", ToyDrafter))
     yield "toy"
     DRAFTERS.forget("toy")
 
 
+@pytest.mark.parametrize("toy", ["helpers.toy_drafter:ToyDrafter", ToyDrafter], ids=["path", "class"], indirect=True)
 def test_configurations_commands_setting_files_and_vllm_know_its_name(toy, tmp_path):
     model = tiny_llama()
     (named,) = named_drafters([toy], model, None, "model")
@@ -69,17 +70,14 @@ def test_what_is_not_of_its_kind_is_refused_when_it_is_registered(registry, mess
     assert "toy" not in registry
 
 
-@pytest.mark.parametrize("name", sorted({*_KEYS, *SHIPPED, MERGE, *READERS, *KINDS, *FORMATS}))
-def test_a_name_that_commands_or_configurations_take_otherwise_is_refused(name):
-    with pytest.raises(ConfigError, match=rf"called '{name}' is there already; choose another name"):
-        DRAFTERS.register(name, ToyDrafter)
-
-
-@pytest.mark.parametrize("registry", [KINDS, FORMATS], ids=["kinds", "formats"])
-@pytest.mark.parametrize("name", ["toy", "recycling", "ngram", "eagle3", "medusa"])
-def test_drafters_kinds_and_formats_share_no_name(toy, registry, name):
-    with pytest.raises(ConfigError, match=rf"called '{name}' is there already"):
-        registry.register(name, "my_package.my_module:PART")
+def test_names_that_are_taken_are_refused(toy):
+    for name in sorted({*_KEYS, *SHIPPED, MERGE, *READERS, *KINDS, *FORMATS}):
+        with pytest.raises(ConfigError, match=rf"called '{name}' is there already; choose another name"):
+            DRAFTERS.register(name, ToyDrafter)
+    for others in (KINDS, FORMATS):
+        for name in (toy, "recycling", "ngram", "eagle3", "medusa"):
+            with pytest.raises(ConfigError, match=rf"called '{name}' is there already"):
+                others.register(name, "my_package.my_module:PART")
 
 
 def test_a_registered_name_that_ends_as_vllms_older_ones_is_taken_as_it_is():

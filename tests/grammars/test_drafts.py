@@ -28,8 +28,9 @@ def test_drafters_that_were_not_asked_go_on(target, draft, policy):
         assert speculation.stats.num_accepted_tokens > 10
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize(("tree", "num_forced"), [(8, 7), (Chain(3), 3)], ids=["tree", "chain"])
+@pytest.mark.parametrize(
+    ("do_sample", "tree", "num_forced"), [(False, 8, 7), (True, Chain(3), 3)], ids=["tree", "sampled chain"]
+)
 def test_what_is_forced_costs_no_draft_pass(target, draft, do_sample, tree, num_forced):
     """30 tokens and the end of text: after the first each step takes as many as the tree has nodes."""
     options = {"max_new_tokens": 40, "eos_token_id": 1, "do_sample": do_sample}
@@ -65,12 +66,9 @@ def test_one_row_is_forced_among_others(target, draft, do_sample):
 
 
 RULES = [
-    ("selected", BestFirst(6, children="selected"), "target_walk"),
     ("recycled", 6, "auto"),
-    ("chain", Chain(3, children="iid"), "token"),
     ("chain", Chain(3, children="iid"), "block"),
     ("i.i.d.", BestFirst(6, children="iid"), "recursive"),
-    ("without replacement", BestFirst(6, children="without_replacement"), "recursive"),
     ("without replacement", BestFirst(6, children="without_replacement"), "traversal"),
 ]
 

@@ -35,8 +35,6 @@ def xgrammar_of(tokenizer, kind):
     compiler = xgrammar.GrammarCompiler(info)
     if kind == "json-schema":
         return compiler.compile_json_schema(json.dumps(SCHEMA), any_whitespace=False)
-    if kind == "regex":
-        return compiler.compile_regex(PATTERN)
     return compiler.compile_grammar('root ::= "a" root "b" | "c"')
 
 
@@ -47,16 +45,15 @@ def llguidance_of(tokenizer, kind):
 
     grammar = {
         "json-schema": lambda: LLMatcher.grammar_from_json_schema(SCHEMA, overrides={"whitespace_flexible": False}),
-        "regex": lambda: LLMatcher.grammar_from_regex(PATTERN),
         "grammar": lambda: LLMatcher.grammar_from_lark('start: "a" start "b" | "c"'),
     }[kind]()
     return LLMatcher(from_tokenizer(tokenizer, n_vocab=SIZE, eos_token=END), grammar)
 
 
 def outlines_of(tokenizer, kind):
+    """Its regular expressions alone."""
     outlines_core = pytest.importorskip("outlines_core")
-    of_schema = outlines_core.json_schema.build_regex_from_schema
-    pattern = of_schema(json.dumps(SCHEMA), whitespace_pattern="") if kind == "json-schema" else PATTERN
+    pattern = outlines_core.json_schema.build_regex_from_schema(json.dumps(SCHEMA), whitespace_pattern="")
     tokens = {tokenizer.decode([i]): [i] for i in range(3, SIZE) if len(tokenizer.decode([i])) == 1}
     return outlines_core.Index(pattern, outlines_core.Vocabulary(END, {t: i for t, i in tokens.items() if t.isascii()}))
 
@@ -84,19 +81,13 @@ def assert_is_right(text, kind):
         assert found.keys() == {"name", "age"}
         assert found["name"] in ("ada", "grace")
         assert found["age"] in (7, 42)
-    elif kind == "regex":
-        assert re.fullmatch(PATTERN, text)
     else:
         assert re.fullmatch("(a*)(cb*)?", text)
         assert "c" not in text or text.count("a") == text.count("b")
 
 
-CASES = [
-    (make, kind)
-    for make in (xgrammar_of, llguidance_of, outlines_of, enforcer_of)
-    for kind in ("json-schema", "regex", "grammar")
-    if (make, kind) != (outlines_of, "grammar")  # It compiles regular expressions only.
-]
+CASES = [(make, "json-schema") for make in (xgrammar_of, llguidance_of, outlines_of, enforcer_of)]
+CASES += [(make, "grammar") for make in (xgrammar_of, llguidance_of, enforcer_of)]
 
 
 @pytest.mark.parametrize(("make", "kind"), CASES, ids=[f"{make.__name__[:-3]}-{kind}" for make, kind in CASES])

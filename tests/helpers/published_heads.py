@@ -80,33 +80,10 @@ TRAINED = "aux_hidden_state_layer_ids block_size mask_token_id sample_from_ancho
 
 SELECTOR = given("block_size conv_group_size conv_kernel_size selector_rank selector_top_k", BLOCK)
 
+# Those whose keys all are here already are left out.
 SERVED = {
-    "SafeAILab's EAGLE for Vicuna": (EAGLE, LAYERS),
     "SafeAILab's EAGLE for Llama 3": (EAGLE, given("bias rope_theta", LAYERS)),
-    "speculators' EAGLE": (
-        EAGLE,
-        given(
-            "fusion_bias speculators_model_type",
-            SPECULATORS,
-            layernorms=False,
-            transformer_layer_architecture="LlamaDecoderLayer",
-        ),
-    ),
-    "SpecForge's P-EAGLE for Qwen3-8B": (
-        PEAGLE,
-        given("attention_bias attention_dropout head_dim max_window_layers draft_vocab_size rope_theta", LAYERS)
-        | {"mask_token_id": 1, "norm_before_residual": False, "sliding_window": None, "use_sliding_window": False},
-    ),
     "a P-EAGLE in vLLM's words": (PEAGLE, given("draft_vocab_size ptd_token_id", LAYERS, parallel_drafting=True)),
-    "speculators' P-EAGLE": (
-        PEAGLE,
-        given(
-            "eagle_aux_hidden_state_layer_ids embed_requires_grad mask_token_id norm_before_residual "
-            "speculators_model_type",
-            SPECULATORS,
-        ),
-    ),
-    "SafeAILab's for Llama 3.1": (EAGLE3, given("draft_vocab_size", LAYERS)),
     "SpecForge's for Qwen2.5-VL": (
         EAGLE3,
         given(
@@ -137,7 +114,6 @@ SERVED = {
         DFLASH,
         given("block_size num_anchors loss_decay_gamma attention_backend", QWEN3, dflash_config=BLOCK),
     ),
-    "Nebius' for gpt-oss": (EAGLE3, given("truncated_vocab_size", LAYERS)),
     "speculators' EAGLE-3": (
         EAGLE3,
         given(
@@ -147,16 +123,8 @@ SERVED = {
             DUMPED,
         ),
     ),
-    "z-lab's for Qwen3-4B": (DFLASH, given("block_size", QWEN3, dflash_config=BLOCK)),
-    "z-lab's for Qwen3.5-35B": (
-        DFLASH,
-        given("sliding_window", QWEN3, dflash_config=given("block_size", BLOCK), use_sliding_window=True),
-    ),
-    "DeepSeek's DSpark for Qwen3-8B": (DFLASH, given("block_size num_anchors target_model_type", QWEN3, BLOCK, DSPARK)),
     "SpecForge's DSpark": (DFLASH, given("block_size", QWEN3, target_hidden_size=None, dflash_config=SPECFORGE)),
     "speculators' DFlash": (DFLASH, given(TRAINED, SPECULATORS, given("max_anchors speculators_model_type"))),
-    "speculators' DSpark": (DFLASH, given(TRAINED, SPECULATORS, DSPARK, given("speculators_model_type"))),
-    "NVIDIA's DFlash for Nemotron 3.5": (DFLASH, given("block_size", NEMOTRON)),
     "Medusa's for Vicuna": (
         MEDUSA,
         given(
@@ -176,7 +144,6 @@ SERVED = {
         DFLASH,
         given("block_size dspark_markov_rank dspark_bonus_anchor", NEMOTRON, DSPARK, SINKS),
     ),
-    "z-lab's DFlash 2 for Qwen3.8": (DFLASH, given("is_causal", QWEN3, dflash_config=SELECTOR)),
     "z-lab's DFlash 2 for Muse Glimmer": (
         DFLASH,
         given(
@@ -186,26 +153,7 @@ SERVED = {
             dflash_config=given("final_logit_softcapping input_embedding_scale output_multiplier", SELECTOR),
         ),
     ),
-    "speculators' DFlash 2": (
-        DFLASH,
-        given(TRAINED, SPECULATORS, given("speculators_model_type conv_group_size conv_kernel_size"))
-        | {"selector_rank": 256, "selector_top_k": 16},
-    ),
 }
-REFUSED = {
-    "a parallel EAGLE-3 without a mask": (
-        EAGLE3,
-        given("pard_token", LAYERS, parallel_drafting=True),
-        "parallel_drafting must be False",
-    ),
-    "NVIDIA's parallel heads": (
-        EAGLE3,
-        given("parallel_draft_step", LAYERS) | {"parallel_draft_step": 4},
-        "_step must",
-    ),
-    "an EAGLE with norms": (EAGLE, given("", LAYERS, layernorms=True), "layernorms must be False"),
-}
-"""Configurations that are refused by the setting's name."""
 UNSERVED = {
     "RedHat's FP8 EAGLE-3": (
         given("draft_vocab_size", LAYERS, quantization_config={"quant_method": "compressed-tensors"}),
@@ -213,7 +161,6 @@ UNSERVED = {
         r"quantised weights \(quantization_config\).*bfloat16",
     ),
     "packed weights without a word": (LAYERS, ("layers.0.mlp.up_proj.weight_packed",), r"quantised weights \(layers"),
-    "AWQ's": (LAYERS, ("midlayer.mlp.up_proj.qweight",), "quantised weights"),
     "Kimi's EAGLE-3": (
         given("kv_lora_rank q_lora_rank", LAYERS),
         (),
@@ -221,7 +168,6 @@ UNSERVED = {
     ),
     "MLA by its tensors": (LAYERS, ("midlayer.self_attn.kv_b_proj.weight",), r"attention over a latent .*\(midlayer"),
     "Hydra's for Vicuna": (given("hydra_num_heads hydra_num_layers"), (), "a Hydra head"),
-    "speculators' Hydra": (given("", SPECULATORS, speculators_model_type="hydra"), (), "a Hydra head"),
     "IBM's accelerator": (
         given("emb_dim inner_dim", model_type="mlp_speculator", architectures=["MLPSpeculatorPreTrainedModel"]),
         (),

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from helpers import dflash_files, eagle3_files, eagle_files
-from helpers.checkpoints import code_in_a_pickle, half_a_pickle, no_safetensors, no_tensors_in_a_pickle
+from helpers.checkpoints import code_in_a_pickle, half_a_pickle, no_tensors_in_a_pickle
 from helpers.dflash_files import FULL, SLIDING, dspark
 from helpers.head_files import SPECULATORS
 from safetensors.torch import load_file, save_file
@@ -80,7 +80,6 @@ NAN = torch.full((32,), torch.nan)
 ENDLESS, LAYERS = 10**9, "eagle_aux_hidden_state_layer_ids"
 WRONG_EAGLE3 = {
     "truncated": (truncate, "truncated or no safetensors"),
-    "not safetensors": (no_safetensors, "truncated or no safetensors"),
     "a pickle of code": (code_in_a_pickle, r"pytorch_model\.bin is damaged, or holds more than tensors"),
     "a pickle of no tensors": (no_tensors_in_a_pickle, "must hold tensors by name, found dict"),
     "half a pickle": (half_a_pickle, "is damaged, or holds more than tensors"),
@@ -98,7 +97,6 @@ WRONG_EAGLE3 = {
         tensors(lm_head__weight=torch.ones(39, 32)),
         r"lm_head\.weight expected \[40, 32\], got \[39, 32",
     ),
-    "other sizes": (layer(intermediate_size=48), r"expected \[48, 32\], got \[40, 32\]"),
     "no size": (layer(hidden_size=None), "hidden_size must be an int of at least 1 .*, got None"),
     "a size as text": (config(draft_vocab_size="40"), "draft_vocab_size must be .*, got '40'"),
     "uneven heads": (layer(num_key_value_heads=3), "key heads that divide the heads"),
@@ -114,7 +112,6 @@ WRONG_EAGLE3 = {
     "rope of layers": (layer(rope_parameters={"full_attention": {}}), "one flat object"),
     "partial rope of an odd number": (layer(partial_rotary_factor=0.5), "wrong one: .*numbers cannot be rotated"),
     "mixed layers": (layer(layer_types=[FULL, SLIDING], sliding_window=5), "one type for all layers"),
-    "kinds of layers that are not strings": (layer(layer_types=2), "layer_types must be a list .*, got 2"),
     "layers without end": (layer(num_hidden_layers=ENDLESS), "num_hidden_layers must be .* at most .*, got 1000000000"),
     "no d2t": (tensors(d2t=None), "lacks d2t"),
     "d2t without end": (config(draft_vocab_size=10**15), "draft_vocab_size must be .* at most 16777216"),
@@ -130,24 +127,15 @@ WRONG_EAGLE3 = {
     "layers that are not numbers": (config(**{LAYERS: ["2"]}), "list of layer numbers"),
     "layers of a deeper model": (config(**{LAYERS: [2, 8, 20]}), r"indices \[2, 8, 20\] for a model of 8 layers"),
     "many heads": (layer(num_attention_heads=2**24, head_dim=2**20), "another shape"),
+    "sizes without end": (layer(intermediate_size=10**30), "intermediate_size must be .* at most 16777216, got 10000"),
     "features without end": (config(num_aux_hidden_states=2**24, fc_norm=True), "at most 1024, got"),
 }
 WRONG_EAGLE3 |= {
     f"weights of {dtype}": (tensors(fc__weight=torch.ones(32, 96).to(dtype)), rf"fc\.weight \({dtype}\)")
-    for dtype in (torch.int8, torch.bool, torch.complex64, torch.float8_e8m0fnu)
-}
-WRONG_EAGLE3 |= {
-    f"{name} of {size:.0e}": (layer(**{name: size}), rf"{name} must be an int .* and at most 16777216, got {size}")
-    for name, size in (
-        ("vocab_size", 10**12),
-        ("hidden_size", 10**12),
-        ("intermediate_size", 10**30),
-        ("head_dim", 10**12),
-    )
+    for dtype in (torch.int8, torch.complex64, torch.float8_e8m0fnu)
 }
 
 WRONG_DFLASH = {  # Besides what all kinds read by the same code.
-    "half a projection": (tensors(layers__1__self_attn__k_proj__weight=None), r"missing: .*1.*k_proj"),
     "no head of a reduced vocabulary": (tensors(lm_head__weight=None), r"missing: lm_head\.weight"),
     "no layer": (layer(num_hidden_layers=3), r"missing: layers\.2\."),
     "features of other layers": (
@@ -172,7 +160,6 @@ WRONG_DFLASH = {  # Besides what all kinds read by the same code.
     "sinks without their tensors": (config(attention_sink_bias=True), r"missing: .*attention_sink_bias"),
     "no block": (config(block_size=None), "block_size must be .*, got None"),
     "a block of one": (config(block_size=1), "block_size must be an int of at least 2 .*, got 1"),
-    "a block without end": (config(block_size=2**24), "block_size must be .* at most 1024, got 16777216"),
     "a mask embedding of another token": (
         mask_embedding({"embedding": NAN, "mask_token_id": 5}),
         r"mask_embedding\.pt is of the mask token 5, .* says 63",
@@ -181,15 +168,11 @@ WRONG_DFLASH = {  # Besides what all kinds read by the same code.
     "a mask embedding that is not finite": (mask_embedding(NAN), r"\.pt must hold an embedding of finite numbers"),
     "no mask token": (config(mask_token_id=None), "mask_token_id must be .* at most 63, got None"),
     "a mask token beyond the vocabulary": (config(mask_token_id=64), "at most 63, got 64"),
-    "layers that are not numbers": (config(aux_hidden_state_layer_ids=["2", "3"]), "list of layer numbers"),
-    "layers of a deeper model": (config(aux_hidden_state_layer_ids=[2, 20]), "model of 8 layers"),
-    "other kinds of layers": (layer(layer_types=["linear_attention"] * 2), "layer_types must be a list of"),
     "kinds of kinds": (layer(layer_types=[[FULL], [FULL]]), "layer_types must be a list of"),
     "layers without end": (layer(num_hidden_layers=ENDLESS), "num_hidden_layers must be .* at most .*, got 1000000000"),
     "kinds of too few layers": (layer(layer_types=[FULL]), "layer_types must be a list of"),
     "no window": (layer(layer_types=[FULL, SLIDING]), "sliding_window must be .*, got None"),
     "no object": (config(dflash_config=[4]), r"dflash_config must be an object, got \[4\]"),
-    "another target's size": (config(target_hidden_size=48), r"fc\.weight expected \[32, 96\]"),
 }
 WRONG = [(EAGLE, *case) for case in WRONG_EAGLE3.values()] + [(DSPARK, *case) for case in WRONG_DFLASH.values()]
 WRONG_IDS = [f"eagle3, {name}" for name in WRONG_EAGLE3] + [f"dspark, {name}" for name in WRONG_DFLASH]

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.training import CONFIG, LENGTH, VOCAB
+from helpers.tiny import tiny_llama
+from helpers.training import CONFIG, LENGTH, VOCAB, write
 
 from treespec.errors import CheckpointError, ConfigError
 from treespec.training import train
@@ -24,7 +25,7 @@ def test_features_are_read_again_where_the_bound_leaves_no_room(target, texts, t
     assert found[0.0] == pytest.approx(found[math.inf], abs=1e-3)
 
 
-def test_damaged_features_are_named(trained, target, texts, tmp_path):
+def test_damaged_features_are_named(target, texts, tmp_path):
     train(target, texts, tmp_path, replace(CONFIG, num_steps=1))
     shard = next((tmp_path / "features").glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:1000])
@@ -61,7 +62,9 @@ def test_texts_that_the_target_generated_no_part_of_are_left_out(target, texts, 
     """Long prompts, once cut: of one length, they share batches in which nothing can be learned."""
     top = texts.top.clone()
     top[: len(top) // 2] = -1
-    result = train(target, texts._replace(top=top), tmp_path / "half", replace(CONFIG, kind=kind, batch_size=1))
+    result = train(
+        target, texts._replace(top=top), tmp_path / "half", replace(CONFIG, kind=kind, batch_size=1, num_steps=5)
+    )
     assert result.progress.num_tokens <= result.progress.step * LENGTH
     with pytest.raises(ConfigError, match="generated no part"):
         train(target, texts._replace(top=torch.full_like(top, -1)), tmp_path / "none", replace(CONFIG, kind=kind))
@@ -78,3 +81,19 @@ def test_no_text_is_trained_on_and_held_out_even_once_there_are_more(target, tex
     assert not set(splits[0][0]) & set(splits[1][1])
     cut = FeatureSet(texts, reader, tmp_path, LENGTH - 8, 0, torch.device("cpu"))
     assert cut.split(8)[1] == splits[1][1]
+
+
+def test_features_of_a_batch_are_those_of_single_texts(target):
+    texts = write(target, 3).tokens.split(LENGTH)
+    cut = [texts[0], texts[1][:7], texts[2][:30]]
+    together = FeatureReader(target, (0, 2), 5, torch.float32).read_all(cut)
+    for text, found in zip(cut, together, strict=True):
+        with torch.no_grad():
+            output = target(text[None], output_hidden_states=True)
+        states = torch.cat([output.hidden_states[0], output.hidden_states[2]], -1)[0]
+        torch.testing.assert_close(found.states, states, atol=1e-5, rtol=1e-4)
+        probs = output.logits[0].softmax(-1)
+        assert (probs.gather(1, found.top_ids.long()) - found.top_probs).abs().max() < 1e-3
+        assert torch.equal(found.top_ids[:, 0].long(), probs.argmax(-1))
+    with pytest.raises(ConfigError, match="training mode"):
+        FeatureReader(tiny_llama().train(), (0,))

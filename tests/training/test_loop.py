@@ -87,6 +87,7 @@ def test_a_run_that_diverges_stops(target, texts, tmp_path):
     assert not (tmp_path / "drafter").exists()
 
 
+@pytest.mark.parametrize("trained", ["eagle3"], indirect=True)
 def test_bfloat16_and_float32_learn_alike(trained, target, texts, tmp_path):
     result = train(target, texts, tmp_path, replace(trained.config, is_mixed=True))
     assert result.evaluation.overlap == pytest.approx(trained.result.evaluation.overlap, abs=0.02)

@@ -9,7 +9,6 @@ from treespec.drafters import TokenRecycling
 from treespec.drafters.lookup import recycling
 from treespec.drafters.lookup.recycling import MOST_UNREAD
 from treespec.drafters.lookup.recycling_table import Table
-from treespec.errors import ConfigError, VocabularyMismatchError
 from treespec.policies import BestFirst, Chain, KAry
 from treespec.tree import TreeBatch
 
@@ -71,17 +70,6 @@ def test_recycling_counts_are_halved_before_float32_stops_counting():
     for _ in range(40):
         loop.step(loop.propose())
     assert not torch.equal(drafter.rank_probs, before), "and goes on learning"
-
-
-def test_recycling_serves_one_vocabulary():
-    drafter = TokenRecycling()
-    with pytest.raises(ConfigError, match="first call"):
-        _ = drafter.table
-    Loop(drafter, [[1]], Chain(3))
-    with pytest.raises(VocabularyMismatchError, match="6 tokens and the model has 9"):
-        Loop(drafter, [[1]], Chain(3), vocab_size=9)
-    with pytest.raises(ConfigError, match="num_candidates"):
-        TokenRecycling(0)
 
 
 def test_steps_without_drafts_are_learned_when_the_table_is_next_read():

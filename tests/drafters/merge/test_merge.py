@@ -29,7 +29,7 @@ from treespec.lab.selftest.drafters import Planted
 from treespec.literature import AdaptiveChain, Truncated
 from treespec.policies import BestFirst, Chain, KAry
 from treespec.protocols import FeatureDrafter
-from treespec.tree import SELECTED, HostTree, TokenTree, TreeBatch
+from treespec.tree import HostTree, TokenTree, TreeBatch
 
 PROMPTS = [[1, 2, 3], [4], [5, 0, 2, 2, 1]]
 
@@ -159,13 +159,6 @@ def test_values_never_rise_along_a_path_whatever_was_learned(data):
             pool.update(group, right)
 
 
-def test_every_voter_rank_confidence_and_depth_has_its_cell():
-    confidences = itertools.product((0, 1), (1, 2), (0, 1), (0.1, 0.3, 0.6, 0.9))
-    cells = [vote_cells(voter, depth, Vote(rank, confidence)) for voter, depth, rank, confidence in confidences]
-    assert len({fine for _, fine in cells}) == len(cells)
-    assert len({coarse for coarse, _ in cells}) == len(cells) / 2, "depths share the coarse one"
-
-
 def test_a_weight_follows_the_gradient_of_the_outcome():
     """Against a finite difference of the outcome's log probability, without calibration."""
     group = SiblingGroup([{0: Vote(0, 0.6), 1: Vote(0, 0.2)}, {1: Vote(1, 0.1)}], [0, 1], 1)
@@ -185,6 +178,17 @@ def test_a_weight_follows_the_gradient_of_the_outcome():
         assert moved == pytest.approx(slopes, rel=1e-3)
 
 
+def test_weights_move_less_with_every_outcome_and_are_never_negative():
+    group, moves = SiblingGroup([{0: Vote(0, 0.6)}, {1: Vote(0, 0.6)}], [0, 1], 1), []
+    for num_outcomes in (0, 150):
+        pool = OpinionPool([0.01, 0.5])
+        pool._num_outcomes = num_outcomes
+        pool.update(group, 1)
+        moves.append(pool.weights[1] - 0.5)
+        assert pool.weights[0] >= 0
+    assert moves[0] / moves[1] == pytest.approx(2)
+
+
 def test_every_vote_for_a_child_is_calibrated():
     """Both drafters' first choices are right ten times over: both are believed more, and wrong ones less."""
     group = SiblingGroup([{0: Vote(0, 0.3), 1: Vote(0, 0.3)}, {1: Vote(1, 0.3)}], [0, 1], 1)
@@ -195,20 +199,6 @@ def test_every_vote_for_a_child_is_calibrated():
         vote = Vote(rank, 0.3)
         believed = pool.calibration.estimate(0.3, vote_cells(voter, 1, vote))
         assert believed > 0.32 if is_right else believed < 0.3, (voter, rank)
-
-
-def test_weights_move_less_with_every_outcome_and_are_never_negative():
-    group = SiblingGroup([{0: Vote(0, 0.6)}, {1: Vote(0, 0.6)}], [0, 1], 1)
-    pool = OpinionPool([0.01, 1.0])
-    pool.update(group, 1)
-    assert (pool.weights[0], pool._num_outcomes) == (0.0, 1)
-    moves = []
-    for num_outcomes in (0, 50, 5_000):
-        pool = OpinionPool([0.5, 0.5])
-        pool._num_outcomes = num_outcomes
-        pool.update(group, 1)
-        moves.append(pool.weights[1] - 0.5)
-    assert [moves[0] / move for move in moves] == pytest.approx([1.0, 2**0.5, 101**0.5])
 
 
 def test_weights_are_learned_and_kept_across_calls():
@@ -276,41 +266,24 @@ def planted(miss_rate, seed, max_width=4):
     return Planted([TRUTH], 50, max_width=max_width, max_depth=3, miss_rate=miss_rate, seed=seed)
 
 
-@pytest.mark.parametrize("is_useless_first", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("policy", "width"), [(BestFirst(13), 4), (Chain(3), 1)], ids=["tree", "chain"])
-def test_a_useless_drafter_does_no_harm(monkeypatch, policy, width, is_useless_first):
+def test_a_useless_drafter_does_no_harm(monkeypatch, policy, width):
     """13 nodes hold a planted tree of 3 levels of 4 whole, so every useless node that is kept costs a good one."""
 
     def parts():
-        pair = [planted(1.0, 1, width), planted(0.2, 2, width)]
-        return pair if is_useless_first else pair[::-1]
+        return [planted(1.0, 1, width), planted(0.2, 2, width)]
 
     alone = accepted_per_step(planted(0.2, 2, width), TRUTH, policy.max_nodes, policy)
     assert accepted_per_step(Merge(parts()), TRUTH, policy.max_nodes, policy) > 0.96 * alone
     monkeypatch.setattr("treespec.drafters.merge.opinion_pool.PRIOR_TRIALS", 1e9)
     monkeypatch.setattr("treespec.drafters.merge.opinion_pool.RATE", 0.0)
     uncalibrated = accepted_per_step(Merge(parts()), TRUTH, policy.max_nodes, policy)
-    assert uncalibrated < 0.9 * alone or (width == 1 and not is_useless_first)
+    assert uncalibrated < 0.9 * alone
 
 
 def test_two_half_good_drafters_are_better_than_either():
     alone = [accepted_per_step(planted(0.5, seed), TRUTH, 13) for seed in (1, 2)]
     assert accepted_per_step(Merge([planted(0.5, 1), planted(0.5, 2)]), TRUTH, 13) > 1.1 * max(alone)
-
-
-def test_merge_passes_the_call_on():
-    parts = [SuffixLookup(), TokenRecycling(num_candidates=3), DraftModel(ToyScorer(TableLM(VOCAB)))]
-    loop = Loop(Merge(parts), PROMPTS, BestFirst(8))
-    for step in range(12):
-        batch = loop.propose()
-        assert batch.sampling_schemes <= {SELECTED}, "sampling calls merge too, with selected children"
-        assert batch.max_nodes <= 8
-        for tree in batch.trees:
-            for children in tree.children_lists:
-                assert len({tree.token(i) for i in children}) == len(children)
-        loop.step(batch, torch.randn(*batch.tokens.shape, VOCAB, generator=torch.Generator().manual_seed(step)))
-        if step == 5:
-            loop.keep_rows([0, 2])
 
 
 def test_rows_are_learned_from_separately():
@@ -323,9 +296,7 @@ def test_rows_are_learned_from_separately():
     assert batch.parents.tolist() == [[-1, 0, -2], [-1, 0, 0]]
 
 
-@pytest.mark.parametrize(
-    ("policy", "longest"), [(Chain(3), 4), (AdaptiveChain(2, max_k=3), 3), (Truncated(Chain(3)), 4)]
-)
+@pytest.mark.parametrize(("policy", "longest"), [(AdaptiveChain(2, max_k=3), 3), (Truncated(Chain(3)), 4)])
 def test_under_a_chain_one_path_of_its_length_is_kept(policy, longest):
     loop = Loop(Merge([TokenRecycling(), SuffixLookup()]), [[1, 2, 3, 1, 2], [1, 1, 1, 1, 1]], policy)
     lengths = set()

@@ -12,10 +12,9 @@ from helpers.head_files import SPECULATORS
 from helpers.head_runs import check_distributions, left_padded, make, run, with_cache
 from helpers.medusa_files import random_heads
 from helpers.tiny import identical, prompt, tiny_llama
-from helpers.wrong_heads import files_of
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from benchmarks.joint_distribution.cases import PLAIN, VOCAB_SIZE, WARPED
+from benchmarks.joint_distribution.cases import VOCAB_SIZE, WARPED
 from benchmarks.joint_distribution.run import Case, run_case, tiny_models
 from treespec import BestFirst, Chain, KAry, Paths, TokenRecycling, TreeSpeculation, load_drafter
 from treespec.heads import Medusa
@@ -38,31 +37,28 @@ def eagle(**options):
     return eagle3_files.shape(**{"hidden": 32} | options)
 
 
-WINDOW = {"layer_types": [SLIDING], "sliding_window": 4}
 MIXED = {"layer_types": [FULL, SLIDING], "sliding_window": 3}
+SLID = {"layer_types": [SLIDING] * 2, "sliding_window": 4}
 BLOCK = {"mask_token_id": 63, "target_layer_ids": [0, 1]}
-CAUSAL = {"dflash_config": BLOCK | {"causal": True}}
-ALL_SLIDING = {"dflash_config": BLOCK | {"use_swa": True, "swa_window_size": 3}}
 PARTIAL = {"partial_rotary_factor": 0.7, "hidden_act": "gelu"}
 SINKS = {"attention_sink_bias": True, "use_swa": True, "swa_window_size": 3}
 SCALED = {"attention_value_scale": 0.6, "input_embedding_scale": 3.0, "output_multiplier": 0.7}
 FACTORS = {"output_multiplier": 0.7, "final_logit_softcapping": 1.5}
-SLID = {"layer_types": [SLIDING] * 2, "sliding_window": 4}
-CAPPED = {"dflash_config": BLOCK | SCALED | {"final_logit_softcapping": 1.5}}
+CAPPED = BLOCK | SCALED | {"final_logit_softcapping": 1.5, "use_swa": True, "swa_window_size": 3}
+NORMS = dict.fromkeys(("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"), True)
 HEADS = {
     "eagle 1": (SAFEAILAB, EAGLE_1),
     "speculators eagle 1": (SPECULATORS, eagle_files.shape(layers=2, extras=("biases",), flags={"logit_scale": 0.4})),
     "p-eagle": (SAFEAILAB, eagle3_files.parallel(draft_vocab=64, extras=("embedding", "no lm_head"), layers=1)),
     "speculators p-eagle": (SPECULATORS, eagle3_files.parallel(flags={"fc_norm": True}, llama=SLID)),
-    "safeailab": (SAFEAILAB, eagle()),
     "safeailab with an embedding": (SAFEAILAB, eagle(hidden=24, extras=("embedding",), draft_vocab=64)),
-    "speculators eagle": (SPECULATORS, eagle(flags={"norm_before_residual": True, "norm_before_fc": True})),
-    "eagle 3.1": (SPECULATORS, eagle(hidden_layers=(1, 2), flags={"fc_norm": True, "norm_output": True})),
-    "two layers of qwen3": (SPECULATORS, eagle(layers=2, extras=("head_norms", "biases"), key_heads=4)),
+    "eagle with every norm": (SPECULATORS, eagle(hidden_layers=(1, 2), flags=NORMS)),
+    "two layers with a window": (
+        SPECULATORS,
+        eagle(layers=2, extras=("head_norms", "biases"), key_heads=1, llama=SLID),
+    ),
     "eagle with a factor": (SAFEAILAB, eagle(flags={"logit_scale": 0.4, "norm_output": True})),
-    "eagle with a window": (SPECULATORS, eagle(key_heads=1, llama=WINDOW)),
     "eagle of the whole vocabulary": (SAFEAILAB, eagle(draft_vocab=64, extras=("no lm_head",), llama=PARTIAL)),
-    "dflash": (AUTHORS, dflash(draft_vocab=64)),
     "dflash with sinks": (
         AUTHORS,
         dflash(
@@ -73,31 +69,33 @@ HEADS = {
         ),
     ),
     "dflash 2": (AUTHORS, dflash2(flags={"is_causal": False, "dflash_config": BLOCK | DFLASH2 | FACTORS}, llama=SLID)),
-    "speculators dflash 2": (SPECULATORS, dflash2(layers=1)),
-    "dspark with a gate": (AUTHORS, dspark(draft_vocab=64, flags={"markov_head_type": "gated", "logit_scale": 0.4})),
     "dflash with a window": (AUTHORS, dflash(draft_vocab=64, llama=MIXED, flags={"sliding_window_non_causal": True})),
-    "dflash with windows everywhere": (AUTHORS, dflash(draft_vocab=64, flags=ALL_SLIDING)),
-    "dflash with factors and a cap": (AUTHORS, dflash(draft_vocab=64, flags=CAPPED)),
-    "dspark with factors": (AUTHORS, dspark(draft_vocab=64, flags=SCALED | {"logit_scale": 0.4})),
-    "dflash, causal": (AUTHORS, dflash(draft_vocab=64, flags=CAUSAL)),
-    "dspark": (AUTHORS, dspark(draft_vocab=64, extras=("head_norms", "lm_head", "embedding", "confidence"))),
+    "dflash with windows, factors and a cap": (AUTHORS, dflash(draft_vocab=64, flags={"dflash_config": CAPPED})),
+    "dflash, causal": (AUTHORS, dflash(draft_vocab=64, flags={"dflash_config": BLOCK | {"causal": True}})),
+    "dspark with a gate and factors": (
+        AUTHORS,
+        dspark(
+            draft_vocab=64,
+            extras=("head_norms", "lm_head", "embedding", "confidence"),
+            flags=SCALED | {"markov_head_type": "gated", "logit_scale": 0.4},
+        ),
+    ),
     "speculators dflash": (
         SPECULATORS,
-        dflash(layers=1, key_heads=4, extras=("biases",), llama={"model_type": "llama"}),
+        dflash(key_heads=4, extras=("biases",), llama=MIXED | {"model_type": "llama"}),
     ),
-    "speculators dflash with a window": (SPECULATORS, dflash(llama=MIXED)),
-    "speculators dspark": (SPECULATORS, dspark(hidden_layers=(0, 2, 1))),
-    "speculators dspark, silent anchor": (SPECULATORS, dspark(flags={"sample_from_anchor": False}, is_anchored=False)),
+    "speculators dspark, silent anchor": (
+        SPECULATORS,
+        dspark(hidden_layers=(0, 2, 1), flags={"sample_from_anchor": False}, is_anchored=False),
+    ),
 }
 
 
-@pytest.mark.parametrize("do_sample", [pytest.param(False, marks=pytest.mark.slow), True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", HEADS)
-def test_distributions_equal_the_plain_reading(tmp_path, target, name, do_sample):
+def test_distributions_equal_the_plain_reading(tmp_path, target, name):
     format_name, made = HEADS[name]
     drafter, plain = make(tmp_path, target, made, format_name)
-    options = {"top_k": 0} if do_sample else {}
-    run(target, drafter, left_padded([9, 4, 6]), 7, do_sample, tree=KAry((3, 2, 1)), **options)
+    run(target, drafter, left_padded([9, 4, 6]), 7, do_sample=True, tree=KAry((3, 2, 1)), top_k=0)
     assert check_distributions(target, drafter, plain) > 60
 
 
@@ -132,33 +130,27 @@ def test_distributions_hold_the_callers_processors(tmp_path, target, made, do_sa
 
 
 POLICIES = {
-    "best first": BestFirst(12),
-    "chain": Chain(4),
     "paths": Paths([(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]),
-    "sampled children": KAry((2, 2), children="without_replacement"),
     "specexec": SpecExec(10, beam=3),
     "stochastic beam": StochasticBeam(3, 3),
 }
-
-
-EVERY_POLICY = ("eagle3", "dspark")
+LEVELS_OR_DEPTHS = ("eagle3", "dspark")
 """Kinds that draft level by level and in one pass; others are as these, whatever the policy."""
-GREEDY = [
-    pytest.param(KINDS[kind], name, id=f"{kind}-{name}")
-    for kind in KINDS
-    for name in (POLICIES if kind in EVERY_POLICY else ("best first", "sampled children"))
-]
+GREEDY = [(kind, BestFirst(12)) for kind in KINDS]
+GREEDY += [(kind, policy) for kind in LEVELS_OR_DEPTHS for policy in POLICIES.values()]
 
 
-@pytest.mark.parametrize(("made", "name"), GREEDY)
-def test_greedy_output_is_plain_output(tmp_path, target, name, made):
-    drafter, _ = make(tmp_path, target, made, seed=2)
+@pytest.mark.parametrize(
+    ("kind", "policy"), GREEDY, ids=lambda part: part if isinstance(part, str) else type(part).__name__
+)
+def test_greedy_output_is_plain_output(tmp_path, target, kind, policy):
+    drafter, _ = make(tmp_path, target, KINDS[kind], seed=2)
     options = {"max_new_tokens": 24, "eos_token_id": [3, 11, 19, 27], "top_k": None}
-    speculation = TreeSpeculation(drafter, tree=POLICIES[name])
+    speculation = TreeSpeculation(drafter, tree=policy)
     assert identical(target, left_padded([9, 1, 5, 2]), speculation, **options).num_draft_tokens > 0
 
 
-@every_kind
+@pytest.mark.parametrize("made", [EAGLE, DFLASH, DSPARK], ids=["eagle3", "dflash", "dspark"])
 def test_what_a_greedy_call_forbids_is_not_drafted(tmp_path, target, made):
     drafter, plain = make(tmp_path, target, made, seed=2)
     options = {"suppress_tokens": plain.target_ids[::3], "max_new_tokens": 12}
@@ -169,38 +161,21 @@ def test_what_a_greedy_call_forbids_is_not_drafted(tmp_path, target, made):
 
 
 @every_kind
-def test_merged_with_a_drafter_that_reads_no_states_and_on_a_static_cache_of_the_target(tmp_path, target, made):
+def test_prompts_of_any_form_in_one_call_after_the_other(tmp_path, target, monkeypatch, made):
     drafter, plain = make(tmp_path, target, made, seed=2)
-    speculation = TreeSpeculation([drafter, TokenRecycling()], tree=8)
-    identical(target, left_padded([9, 5]), speculation, cache_implementation="static")
-    assert check_distributions(target, drafter, plain) > 20
-
-
-@every_kind
-def test_prompts_of_one_token_are_drafted(tmp_path, target, made):
-    """From the first step on: the prompt's pass has given their first feature."""
-    drafter, plain = make(tmp_path, target, made)
     run(target, drafter, left_padded([1, 1]), 6)
-    assert [step.trees.max_nodes > 1 for step in drafter.steps[:2]] == [True, True]
+    assert [step.trees.max_nodes > 1 for step in drafter.steps[:2]] == [True, True], "the prompt's pass gives a feature"
     assert check_distributions(target, drafter, plain) > 10
-
-
-@every_kind
-def test_long_prompts_are_read_in_parts(tmp_path, target, monkeypatch, made):
+    # Merged with a drafter that reads no states, on a static cache of the target; rows leave one after the other.
+    merged, options = TreeSpeculation([drafter, TokenRecycling()], tree=8), {"eos_token_id": [3, 11, 19, 27]}
+    identical(target, left_padded([9, 1, 5, 2]), merged, cache_implementation="static", max_new_tokens=24, **options)
+    assert check_distributions(target, drafter, plain) > 20
+    run(target, drafter, with_cache(target, prompt(1, 10)), 8)
+    assert check_distributions(target, drafter, plain, first=6) > 20
     monkeypatch.setattr("treespec.heads.drafting.unread_features.MAX_COLUMNS", 4)
     monkeypatch.setattr("treespec.heads.modules.kv_cache.FIRST_SLOTS", 4)
-    drafter, plain = make(tmp_path, target, made)
     run(target, drafter, left_padded([15, 6, 1]), 6)
     assert check_distributions(target, drafter, plain) > 20
-
-
-@every_kind
-def test_a_cache_that_held_the_first_tokens_leaves_positions_right(tmp_path, target, made):
-    drafter, plain = make(tmp_path, target, made)
-    ids = prompt(1, 10)
-    out, _ = run(target, drafter, with_cache(target, ids), 8)
-    assert torch.equal(out, target.generate(ids, max_new_tokens=8, do_sample=False))
-    assert check_distributions(target, drafter, plain, first=6) > 20
 
 
 @pytest.mark.parametrize("made", [EAGLE, dflash(block=8)], ids=["eagle3", "dflash"])
@@ -223,41 +198,25 @@ def test_a_budget_grows_no_deeper_than_with_any_other_draft_model(tmp_path, targ
 
 
 JOINT = {
-    "eagle3, chain": ("token", Chain(2), PLAIN, EAGLE),
-    "eagle3, tree": ("traversal", KAry((2, 2)), PLAIN, EAGLE),
-    "eagle3, warped tree": ("traversal", BestFirst(6), WARPED, EAGLE),
+    "eagle3, tree": ("traversal", BestFirst(6), WARPED, EAGLE),
     "eagle3, selected": ("target_walk", KAry((2, 1), children="selected"), WARPED, EAGLE),
-    "dspark, chain": ("token", Chain(2), PLAIN, DSPARK),
-    "dflash, tree": ("traversal", KAry((2, 2)), PLAIN, DFLASH),
-    "dspark, tree": ("traversal", KAry((2, 2)), PLAIN, DSPARK),
-    "dspark, warped tree": ("traversal", BestFirst(6), WARPED, DSPARK),
-    "eagle, tree": ("traversal", KAry((2, 2)), PLAIN, EAGLE_1),
-    "peagle, tree": ("traversal", KAry((2, 2)), WARPED, PARALLEL),
-    "dflash 2, tree": ("traversal", KAry((2, 2)), WARPED, dflash2()),
-    "dspark, selected": ("target_walk", KAry((4, 1), children="selected"), WARPED, DSPARK),
+    "dflash, tree": ("traversal", KAry((2, 2)), WARPED, DFLASH),
+    "dspark, tree": ("traversal", BestFirst(6), WARPED, DSPARK),
 }
+SLOW = ("eagle3, selected", "dflash, tree")
 
 
-PLAIN_AND_SLOW = (
-    *("eagle3, chain", "eagle3, tree", "dflash, tree", "dspark, tree"),
-    *("eagle, tree", "peagle, tree", "dflash 2, tree"),
-)
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in PLAIN_AND_SLOW)) for n in JOINT])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in JOINT])
 def test_joint_distribution_is_the_targets(tmp_path, name):
     """Three tokens sampled by a head that lacks three of eight tokens."""
     rule, policy, options, kind = JOINT[name]
     models = tiny_models()
     size = models.target.config.hidden_size
-    is_whole = kind["draft_vocab"] == kind["vocab"]
-    made = kind | {"hidden": size, "vocab": VOCAB_SIZE, "draft_vocab": VOCAB_SIZE - (0 if is_whole else 3)}
+    made = kind | {"hidden": size, "vocab": VOCAB_SIZE, "draft_vocab": VOCAB_SIZE - 3, "hidden_layers": (0, 1)}
     made |= {"target_hidden": size} | ({"mask_token": 0} if "mask_token" in kind else {})
-    made |= {"hidden_layers": (-1,) if kind is EAGLE_1 else (0, 1)}
-    files, options_of_files = (dflash_files, (3, 0.15)) if "block" in kind else (files_of(kind), (1,))
+    files, options_of_files = (dflash_files, (3, 0.15)) if "block" in kind else (eagle3_files, (1,))
     files.write(tmp_path, made, files.random_tensors(made, *options_of_files), SPECULATORS)
-    layers = None if kind is EAGLE_1 else (0, 1)
-    case = Case(rule, policy, name, options, lambda _: load_drafter(tmp_path, models.target, hidden_layers=layers))
+    case = Case(rule, policy, name, options, lambda _: load_drafter(tmp_path, models.target, hidden_layers=(0, 1)))
     result = run_case(case, models, num_batches=1, num_rows=1000)
     assert result["p"] > 1e-3
     assert result["block_efficiency"] > (1.1 if kind is EAGLE else 1.05)
@@ -272,20 +231,12 @@ def test_the_snippets_of_the_docs_run(capsys, section, printed):
     assert "heads: rope_wobble." in capsys.readouterr().out
 
 
-DTYPES = [
-    (torch.bfloat16, torch.float32),
-    (torch.float16, torch.float32),
-    (torch.float32, torch.bfloat16),
-    (torch.float32, torch.float64),
-]
+DTYPES = [(kind, torch.bfloat16, torch.float32) for kind in MODULES]
+DTYPES += [(kind, torch.float32, torch.float64) for kind in LEVELS_OR_DEPTHS]
 """Dtypes of the target and of the head: one was cast after the other was loaded, or made for another."""
 
 
-@pytest.mark.parametrize(
-    ("kind", "target_dtype", "head_dtype"),
-    [(kind, *dtypes) for kind in MODULES for dtypes in (DTYPES if kind in EVERY_POLICY else DTYPES[::2])],
-    ids=str,
-)
+@pytest.mark.parametrize(("kind", "target_dtype", "head_dtype"), DTYPES, ids=str)
 def test_heads_run_in_their_own_dtype(tmp_path, kind, target_dtype, head_dtype):
     made = MODULES[kind]
     model, inputs = tiny_llama(num_layers=3), left_padded([6, 3])
@@ -297,7 +248,6 @@ def test_heads_run_in_their_own_dtype(tmp_path, kind, target_dtype, head_dtype):
     assert drafter.head.fc.weight.dtype == head_dtype
 
 
-@pytest.mark.parametrize("target_dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_medusa_heads_follow_the_target(target_dtype):
-    model, speculation = tiny_llama().to(target_dtype), TreeSpeculation(Medusa(random_heads()), tree=6)
+def test_medusa_heads_follow_the_target():
+    model, speculation = tiny_llama().to(torch.bfloat16), TreeSpeculation(Medusa(random_heads()), tree=6)
     assert identical(model, left_padded([6, 3]), speculation, max_new_tokens=8).num_draft_tokens > 0

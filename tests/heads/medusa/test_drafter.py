@@ -10,7 +10,7 @@ import treespec
 from treespec import TreeSpeculation
 from treespec.errors import CheckpointError, ConfigError, VocabularyMismatchError
 from treespec.heads import Medusa, MedusaHeads
-from treespec.policies import Chain, KAry, Paths
+from treespec.policies import Chain, Paths
 
 GREEDY = {"max_new_tokens": 40, "do_sample": False}
 DEEP = Paths([(0,) * depth for depth in range(1, 8)])
@@ -41,9 +41,7 @@ def test_fitted_heads_are_accepted_and_shifted_ones_are_not(target, heads):
     assert acceptance(target, shifted, Chain(3)) < 1.4
 
 
-@pytest.mark.parametrize(
-    "tree", [AUTHORS_TREE, 12, KAry((2, 2, 1)), DEEP], ids=["authors", "best-first", "k-ary", "deep"]
-)
+@pytest.mark.parametrize("tree", [AUTHORS_TREE, DEEP], ids=["authors", "deep"])
 def test_trees_are_accepted_further_than_chains(target, heads, tree):
     assert acceptance(target, heads, tree) >= acceptance(target, heads, Chain(3))
 
@@ -70,10 +68,6 @@ def test_from_config(target, heads, tmp_path):
     folder = str(write(tmp_path, authors_tensors(heads)))
     config = {"method": "medusa", "model": folder, "num_speculative_tokens": 4}
     assert acceptance(target, treespec.from_config(config, target=target), None) > 1.8
-    with pytest.raises(ConfigError, match="'medusa' needs 'model'"):
-        treespec.from_config({"method": "medusa", "num_speculative_tokens": 4}, target=target)
-    with pytest.raises(ConfigError, match="'medusa' needs the target"):
-        treespec.from_config(config)
     with pytest.raises(ConfigError, match="head of method 'medusa', the configuration says 'eagle3'"):
         treespec.from_config(config | {"method": "eagle3"}, target=target)
 

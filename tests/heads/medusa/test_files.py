@@ -37,15 +37,10 @@ def test_public_formats(tensors, config, tmp_path):
     assert_same(load_heads(write(tmp_path, tensors, config)), HEADS)
 
 
-def test_a_file_and_other_names(tmp_path):
-    write(tmp_path, AUTHORS, name="mine.safetensors")
-    assert_same(load_heads(tmp_path / "mine.safetensors"), HEADS)
-    assert_same(load_heads(str(tmp_path)), HEADS)
-
-
-def test_the_first_heads_when_fewer_are_wanted(tmp_path):
-    loaded = load_heads(write(tmp_path, AUTHORS, {"medusa_num_heads": 2}))
-    assert_same(loaded, MedusaHeads(HEADS.heads[:2]))
+def test_a_file_other_names_and_the_first_heads(tmp_path):
+    write(tmp_path, AUTHORS, {"medusa_num_heads": 2}, name="mine.safetensors")
+    for path in (tmp_path / "mine.safetensors", str(tmp_path)):
+        assert_same(load_heads(path), MedusaHeads(HEADS.heads[:2]))
 
 
 def test_keys_of_a_configuration(tmp_path):
@@ -101,30 +96,23 @@ def lacking(name):
     ("tensors", "config", "message"),
     [
         (lacking("1.1.linear.weight"), None, r"lacks tensors of 3 heads with 2 layers: block 1 1 weight$"),
-        (lacking("0.0.linear.bias"), None, "block 0 0 bias"),
         (lacking("2.2.weight"), None, "output 2"),
-        (AUTHORS, {"medusa_num_heads": 5}, "of 5 heads"),
         (AUTHORS, {"medusa_num_layers": 3}, "with 3 layers"),
         (AUTHORS, {"medusa_num_heads": 8}, "of 8 heads.*block 3 0 weight, .* and 21 more"),
         (AUTHORS, {"medusa_num_heads": 10**9}, "medusa_num_heads must be .* at most 15, got 1000000000"),
-        (AUTHORS, {"medusa_num_layers": 10**9}, "medusa_num_layers must be .* at most 15, got 10000"),
         (AUTHORS | {"99999999999.0.linear.weight": torch.ones(32, 32)}, None, r"the number 9{11}$"),
         ({"lm_head.weight": HEADS.heads[0].output}, {"num_heads": 10**9, "num_hidden_layers": 0}, "at most 1, got 100"),
         (AUTHORS | {"1.2.weight": torch.full((64, 32), torch.nan)}, None, r"NaN or infinity in 1\.2"),
         (AUTHORS | {"1.2.weight": torch.ones(64, 32, dtype=torch.int8)}, None, r"1\.2\.weight \(torch.i"),
-        (AUTHORS, {"medusa_num_heads": "three"}, "got 'three'"),
         (AUTHORS, {"medusa_num_heads": 0}, "at least one"),
         (AUTHORS, ["no mapping"], "must hold a JSON object, got list"),
         (AUTHORS | {"fc.weight": torch.ones(2, 2)}, None, "'fc.weight'"),
         (AUTHORS | {"1.0.linear.weight": torch.ones(32, 16)}, None, r"head 1 .*\[32, 16\]"),
         (AUTHORS | {"1.2.weight": torch.ones(60, 32)}, None, r"head 1 .*\[60, 32\]"),
-        (VLLM | {"token_map": torch.zeros(70, dtype=torch.long)}, None, "token_map must be"),
         (VLLM | {"token_map": torch.zeros(64, dtype=torch.long)}, None, "must be 64 different ids"),
         (VLLM | {"token_map": torch.tensor([3, -2])}, None, "none negative"),
         (VLLM | {"token_map": torch.tensor([3, 64])}, None, "rows that an output of 64"),
         (VLLM | {"token_map": torch.arange(64.0)}, None, r"must be ids \[W\], got torch.float32"),
-        (VLLM | {"token_map": torch.arange(64) * 1j}, None, r"must be ids \[W\], got torch.complex"),
-        (VLLM | {"token_map": torch.ones(64).bool()}, None, r"must be ids \[W\], got torch.bool"),
         (AUTHORS | {"0.2.weight": torch.ones(64)}, None, r"output must be \[W, H\]"),
     ],
 )
@@ -152,8 +140,6 @@ def test_configurations_are_read_as_utf_8(tmp_path, monkeypatch):
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(CheckpointError, match="no file or folder"):
         load_heads(tmp_path / "nothing")
-    with pytest.raises(CheckpointError, match=r"needs \*\.safetensors files, found none"):
-        load_heads(tmp_path)
     torch.save(AUTHORS, tmp_path / "medusa_lm_head.pt")
     for path in (tmp_path, tmp_path / "medusa_lm_head.pt"):
         with pytest.warns(TreespecWarning, match=r"is a pickle.*save_file"):
@@ -163,10 +149,6 @@ def test_files_that_cannot_be_read(tmp_path):
     file = tmp_path / "medusa_lm_head.safetensors"
     file.write_bytes(file.read_bytes()[:3000])
     with pytest.raises(CheckpointError, match="damaged"):
-        load_heads(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    write(tmp_path, AUTHORS)
-    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
         load_heads(tmp_path)
 
 

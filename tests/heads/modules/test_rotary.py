@@ -8,7 +8,6 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from treespec.heads.modules.rotary import Rotary, rope_settings, rotate
 
 ROPES = [
-    {"rope_type": "default", "rope_theta": 500000.0},
     {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
     {
         "rope_type": "llama3",
@@ -18,7 +17,6 @@ ROPES = [
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 512,
     },
-    {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024},
     {
         "rope_type": "yarn",
         "rope_theta": 1000000.0,
@@ -32,16 +30,13 @@ ROPES = [
 ]
 
 
-@pytest.mark.parametrize("settings", ROPES, ids=lambda settings: f"{settings['rope_type']}-{len(settings)}")
+@pytest.mark.parametrize("settings", ROPES, ids=lambda settings: settings["rope_type"])
 def test_rotary_frequencies_are_those_of_transformers(settings):
     config = LlamaConfig(
         hidden_size=64, num_attention_heads=2, head_dim=32, max_position_embeddings=4096, rope_parameters=settings
     )
     rotary = Rotary(32, rope_settings(config.to_dict()), 4096)
-    if settings["rope_type"] == "default":
-        frequencies, scale = settings["rope_theta"] ** (-torch.arange(0, 32, 2) / 32), 1.0
-    else:
-        frequencies, scale = ROPE_INIT_FUNCTIONS[settings["rope_type"]](config, torch.device("cpu"))
+    frequencies, scale = ROPE_INIT_FUNCTIONS[settings["rope_type"]](config, torch.device("cpu"))
     torch.testing.assert_close(rotary.inv_freq, frequencies)
     heads, positions = torch.randn(1, 3, 2, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([[0, 7, 900]])
     angles = positions[0, :, None, None] * frequencies

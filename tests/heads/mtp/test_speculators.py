@@ -62,3 +62,5 @@ def test_converted_layers_draft_as_the_checkpoints_own(tmp_path, name):
     drafter = from_config(config, target=made.target).drafter
     assert isinstance(drafter, Mtp)
     assert load_mtp(made.target, folder).head.config == drafter.head.config
+    own = from_config({"method": "qwen3_next_mtp", "num_speculative_tokens": 2}, target=made.target).drafter
+    assert isinstance(own, Mtp), "one of vLLM's older names, of the checkpoint's own layers"

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from recipes.smollm2_head import corpus, further, mtp
+from recipes.smollm2_head import corpus, mtp
 from recipes.smollm2_head.corpus import Text, append, join_texts, loop_end, read_corpus
 from treespec.training.evaluate import MIN_GREEDY
 
@@ -60,14 +60,6 @@ def test_loops_are_cut(period):
     assert len(start) + period <= loop_end(looping) <= len(start) + period + corpus.REPEATED
     assert loop_end(looping[: 50 + period + corpus.REPEATED - 1]) == 50 + period + corpus.REPEATED - 1
     assert loop_end(start) == len(start)
-
-
-def test_messages_that_end_like_a_sentence_are_not_continued():
-    assert not further.is_open("Why?")
-    assert further.is_open("And what about")
-    opened = sum(further.is_open(message) for message in further.LINES["follow_ups"])
-    assert 5 <= opened <= len(further.LINES["follow_ups"]) // 2
-    assert all(further.is_open(message) for message in further.LINES["languages"])
 
 
 def test_an_mtp_layer_is_trained_on_all_tasks_and_some_talk():

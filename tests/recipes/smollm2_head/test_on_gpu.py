@@ -1,8 +1,6 @@
 """Writing in slots and training several heads at once, on the CPU with a tiny model."""
 
-import inspect
 import json
-import re
 import time
 from argparse import Namespace
 from collections import Counter
@@ -13,16 +11,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers.doc_snippets import DOCS
 from helpers.written import TARGET, TOKENIZER
 
 from recipes.smollm2_head import on_gpu
 from recipes.smollm2_head.corpus import MODEL_NAME, Text, read_corpus
 from recipes.smollm2_head.messages import FIRST_KINDS, Messages
-from recipes.smollm2_head.slots import Job, Passes, Slots
-from treespec import shipped_head
+from recipes.smollm2_head.slots import Job, Slots
 from treespec.heads.eagle3.module import Eagle3Head
-from treespec.lab import smollm2
 from treespec.training.eagle3 import make_eagle3
 from treespec.training.options import TrainingConfig
 from treespec.training.text.batch import Message
@@ -36,16 +31,6 @@ def written(temperature, num_rows=3, kinds=FIRST_KINDS):
     jobs = [job for job in jobs if len(job.message.tokens) < LENGTH - 20] + [Job("own", Message(), temperature)] * 4
     slots = Slots(TARGET, messages.turns, messages.ends, num_rows, LENGTH, MAX_MESSAGE)
     return jobs, messages, list(slots.write(jobs))
-
-
-def test_logits_are_the_models():
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(len(TOKENIZER), (2, 12), generator=generator)
-    passes = Passes(TARGET, 2, 16)
-    with torch.no_grad():
-        expected = TARGET(ids).logits
-        found = [passes.logits(ids[:, t], torch.full((2,), t)) for t in range(12)]
-    torch.testing.assert_close(torch.stack(found, 1), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_greedy_texts_are_those_of_generate():
@@ -116,19 +101,6 @@ def test_a_pass_over_the_texts_has_every_text_once_in_batches_that_fit():
     assert all(len(batch) * max(len(text.tokens) for text in batch) <= 40 for batch in batches)
 
 
-def test_the_page_and_the_card_say_what_is_written_and_how():
-    page, card = (path.read_text() for path in (DOCS / "training.md", shipped_head(smollm2.NAME) / "README.md"))
-    assert dict(re.findall(r"`(\w+)`\)? (\d+ %)", page)) == {
-        kind: f"{100 * share:.0f} %" for kind, share in on_gpu.SHARES.items()
-    }
-    commands = re.findall(r"^python -m recipes\.smollm2_head\.on_gpu(?:.*\\\n)*.*$", page, flags=re.MULTILINE)
-    known = set(re.findall(r"--[\w-]+", inspect.getsource(on_gpu.main)))
-    assert len(commands) == 2
-    for command in (" ".join(each.replace("\\", " ").split()) for each in commands):
-        assert f"`{command}`" in card
-        assert set(re.findall(r"--[\w-]+", command)) <= known
-
-
 def test_writing_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(on_gpu, "PART", 4)
     monkeypatch.setattr(on_gpu, "LENGTHS", {False: 120, True: 160})
@@ -153,16 +125,6 @@ def test_writing_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     assert Counter(text.kind for text in texts) == dict.fromkeys(on_gpu.SHARES, 3)
     monkeypatch.setattr(on_gpu, "write_texts", None)
     assert len(on_gpu.written_texts(TARGET, TOKENIZER, args)) == len(texts), "all of them are there"
-
-
-def test_another_seed_writes_texts_of_its_own(tmp_path, monkeypatch):
-    def write_texts(model, tokenizer, folder, args):
-        on_gpu.keep([text._replace(kind=str(args.seed)) for text in some_texts()], folder)
-
-    monkeypatch.setattr(on_gpu, "write_texts", write_texts)
-    for seed in (0, 1):
-        texts = on_gpu.written_texts(TARGET, TOKENIZER, Namespace(out=tmp_path, seed=seed))
-        assert {text.kind for text in texts} == {str(seed)}
 
 
 @pytest.fixture

@@ -24,17 +24,16 @@ def test_turns_are_the_templates_own_tokens():
         chat_turns(bare)
 
 
-@pytest.mark.parametrize("line", ["Why?", "[1]", '{"text": "Why?"}', '{"prompt": 1}'])
-def test_prompts_of_another_form_are_refused(tmp_path, line):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(line)
-    with pytest.raises(ConfigError, match="expected one"):
-        read_prompts(path)
-
-
-@pytest.mark.parametrize(("content", "words"), [(b"\n \n", "holds no message"), (b"caf\xe9\n", "not UTF-8 text")])
-def test_files_without_prompts_are_refused(tmp_path, content, words):
-    path = tmp_path / "prompts.txt"
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        *(("jsonl", line, "expected one") for line in (b"Why?", b"[1]", b'{"text": "Why?"}', b'{"prompt": 1}')),
+        ("txt", b"\n \n", "holds no message"),
+        ("txt", b"caf\xe9\n", "not UTF-8 text"),
+    ],
+)
+def test_files_without_prompts_are_refused(tmp_path, name, content, words):
+    path = tmp_path / f"prompts.{name}"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=words):
         read_prompts(path)

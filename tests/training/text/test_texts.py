@@ -38,9 +38,8 @@ def test_the_fingerprint_is_the_same_wherever_the_files_lie(tmp_path):
         assert fingerprint(AutoModelForCausalLM.from_pretrained(tmp_path / name)) == fingerprint(model)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_any_row_and_any_setting_changes_the_fingerprint(dtype):
-    model = tiny_llama().to(dtype)
+def test_any_row_and_any_setting_changes_the_fingerprint():
+    model = tiny_llama().to(torch.bfloat16)
     known, weight = {fingerprint(model)}, torch.as_tensor(model.get_input_embeddings().weight)
     for row in range(len(weight)):
         with torch.no_grad():

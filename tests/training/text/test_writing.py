@@ -55,15 +55,14 @@ def test_text_of_another_model_is_not_continued(tmp_path):
         write_texts(other, TOKENIZER, 50, tmp_path, writing=WRITING)
 
 
-def test_texts_are_no_longer_than_the_model_has_positions(tmp_path):
-    config = GPT2Config(vocab_size=len(TOKENIZER), n_positions=16, n_embd=8, n_layer=1, n_head=1, eos_token_id=END)
-    with pytest.raises(ConfigError, match="max_length is 18, the model has 16 positions"):
-        write_texts(GPT2LMHeadModel(config).eval(), TOKENIZER, 10, tmp_path, writing=Writing(max_length=18))
-
-
 def test_options_out_of_range_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="num_tokens"):
         warm_up(TARGET, TOKENIZER, 0, tmp_path)
+    with pytest.raises(CheckpointError, match="write some text first"):
+        read_folder(tmp_path)
+    config = GPT2Config(vocab_size=len(TOKENIZER), n_positions=16, n_embd=8, n_layer=1, n_head=1, eos_token_id=END)
+    with pytest.raises(ConfigError, match="max_length is 18, the model has 16 positions"):
+        write_texts(GPT2LMHeadModel(config).eval(), TOKENIZER, 10, tmp_path, writing=Writing(max_length=18))
     endless = tiny_llama(vocab_size=8)
     nameless = copy.deepcopy(byte_level(400))
     nameless.eos_token = None
@@ -102,8 +101,3 @@ def test_the_table_holds_the_models_candidates(tmp_path):
     texts = read_folder(tmp_path)
     seen = texts.tokens[texts.top[:, 0] >= 0].unique()
     assert torch.equal((start.table.candidates[:, 0] >= 0).nonzero().squeeze(1), seen)
-
-
-def test_a_folder_without_texts_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="write some text first"):
-        read_folder(tmp_path)
