@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.engines.distribution import BUGS, CASES, NUM_NEW, PARAMS, Case, exact, run_case, sample
+from helpers.engines.distribution import BUGS, CASES, Case, run_case, sample
 from helpers.engines.drafters import VOCAB
 from helpers.engines.models import tiny_llama
 
@@ -49,9 +49,3 @@ def test_a_seed_decides_the_output_whatever_is_drafted(model: tuple[Path, Any]) 
     in_chunks = sample(folder, {"tree": 8}, params, 400, max_num_batched_tokens=128)
     whole = sample(folder, {"tree": 3, "drafter": "suffix"}, params, 400)
     assert len({tuple(result["ids"]) for found in (in_chunks, whole) for result in found["seeded"]}) == 1
-
-
-def test_exact_distributions_sum_to_one(model: tuple[Path, Any]) -> None:
-    probs = exact(model[1], PARAMS["mixed"])
-    assert 4**NUM_NEW <= len(probs) <= VOCAB**NUM_NEW
-    assert sum(probs.values()) == pytest.approx(1)

@@ -34,7 +34,7 @@ from treespec.vllm.plugin import PROPOSER
 from treespec.vllm.runner import TreeRunner
 from treespec.vllm.scheduler import TreeScheduler, num_scratch_blocks
 from treespec.vllm.supported import KV_UPDATE, check_backends, check_config, unserved, why_chains
-from treespec.vllm.touched import TOUCHED, check_version, missing
+from treespec.vllm.touched import TOUCHED, check_version
 from treespec.vllm.worker import WithTrees, check_classes
 
 
@@ -145,10 +145,6 @@ def test_scratch_blocks_leave_room_for_the_longest_request(num_blocks: int, num_
     }
     cache = SimpleNamespace(num_blocks=num_blocks, **vars(groups(*[None] * num_groups)))
     assert num_scratch_blocks(SimpleNamespace(**parts), cache) == num_scratch  # pyright: ignore[reportArgumentType]
-
-
-def test_the_installed_vllm_has_all_that_is_relied_on() -> None:
-    assert missing() == []
 
 
 OVERRIDDEN = {
