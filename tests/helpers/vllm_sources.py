@@ -6,6 +6,7 @@ are gone. Other arguments are parts to be added.
 """
 
 import ast
+import functools
 import hashlib
 import re
 import sys
@@ -56,7 +57,7 @@ def source_hash(part: str) -> str | None:
     if spec is None or spec.origin is None:
         return None
     text = Path(spec.origin).read_text()
-    node: ast.AST = ast.parse(text)
+    node: ast.AST = _parsed(text)
     for name in names.split("."):
         kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         # The last one counts where there are overloads, or methods that a condition chooses from.
@@ -68,6 +69,9 @@ def source_hash(part: str) -> str | None:
     first = min(part.lineno for part in [node, *node.decorator_list])
     lines = text.splitlines(keepends=True)[first - 1 : node.end_lineno]
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:12]
+
+
+_parsed = functools.cache(ast.parse)
 
 
 def _statements(node: ast.AST) -> list[ast.AST]:

@@ -1,5 +1,6 @@
 """vLLM's attention metadata with a row per segment."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -8,11 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.engines.flat_trees import step_trees
+
+pytest.importorskip("vllm.config")
+
+from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from treespec.errors import UnsupportedModeError
-from treespec.vllm.segments import StepTrees, plan_segments
+from treespec.vllm import attention
+from treespec.vllm.segments import plan_segments
 
-backend: Any = pytest.importorskip("vllm.v1.attention.backend")
 SIZE = 4
 
 
@@ -29,50 +35,31 @@ def metadata(**fields: Any) -> Any:
         "block_table_tensor": torch.tensor([[1, 2, 3], [4, 0, 0]], dtype=torch.int32),
         "slot_mapping": torch.arange(5),
     }
-    return backend.CommonAttentionMetadata(**{**given, **fields})
+    return CommonAttentionMetadata(**{**given, **fields})
 
 
 @pytest.fixture
 def plan() -> Any:
-    parents, depths = np.array([[-1, 0, 0, 2], [-1, -2, -2, -2]]), np.array([[0, 1, 1, 2], [0, 0, 0, 0]])
-    firsts, positions = np.array([0, 4]), np.array([5, 2])
-    step = StepTrees(parents, depths, firsts, firsts, positions, np.array([3, 0]))
+    step = step_trees([[-1, 0, 0, 2], [-1]], [5, 2])
     return plan_segments(step, np.array([[1, 2, 3], [4, 0, 0]]), SIZE, np.array([8, 9]))
 
 
 def test_segments_are_rows(plan: Any) -> None:
-    from treespec.vllm.attention import expand
-
-    found = expand(metadata(), plan, 5)
+    found = attention.expand(metadata(), plan, 5)
     assert found.query_start_loc.tolist() == [0, 2, 4, 5]
     assert found.seq_lens.tolist() == [7, 8, 3]
     assert found.block_table_tensor.tolist() == [[1, 2, 3], [1, 8, 3], [4, 0, 0]]
-    assert (found.num_reqs, found.max_query_len) == (3, 2)
-
-
-def test_ranges_of_images_follow_their_requests(plan: Any) -> None:
-    from treespec.vllm.attention import expand
-
-    found = expand(metadata(mm_req_doc_ranges={0: [(1, 3)]}), plan, 5)
-    assert found.mm_req_doc_ranges == {0: [(1, 3)], 1: [(1, 3)]}
-    assert expand(metadata(), plan, 5).mm_req_doc_ranges is None
+    assert (found.num_reqs, found.max_query_len, found.mm_req_doc_ranges) == (3, 2, None)
+    found = attention.expand(metadata(mm_req_doc_ranges={0: [(1, 3)]}), plan, 5)
+    assert found.mm_req_doc_ranges == {0: [(1, 3)], 1: [(1, 3)]}  # Ranges of images follow their requests.
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"rswa_prefix_lens": torch.tensor([2, 2])},
-        {"encoder_seq_lens": torch.tensor([2, 2])},
-        {"dcp_local_seq_lens": torch.tensor([2, 2])},
-        {"replayssm_decode_base_cpu": torch.tensor([2, 2])},
-        {"causal": torch.tensor([True, False])},
-    ],
+    "name", ["rswa_prefix_lens", "encoder_seq_lens", "dcp_local_seq_lens", "replayssm_decode_base_cpu", "causal"]
 )
-def test_other_numbers_by_request_are_refused(plan: Any, fields: dict[str, Any]) -> None:
-    from treespec.vllm.attention import expand
-
-    with pytest.raises(UnsupportedModeError, match="causal flag" if "causal" in fields else next(iter(fields))):
-        expand(metadata(**fields), plan, 5)
+def test_other_numbers_by_request_are_refused(plan: Any, name: str) -> None:
+    with pytest.raises(UnsupportedModeError, match="causal flag" if name == "causal" else name):
+        attention.expand(metadata(**{name: torch.tensor([True, False])}), plan, 5)
 
 
 class PretendedBuilder:
@@ -95,8 +82,6 @@ class PretendedBackend:
 
 
 def test_attention_that_writes_its_cache_in_another_way_is_refused() -> None:
-    from treespec.vllm import attention
-
     class WritesInForward(PretendedBackend):
         get_impl_cls = staticmethod(lambda: object)
 
@@ -109,8 +94,6 @@ def test_attention_that_writes_its_cache_in_another_way_is_refused() -> None:
 
 
 def test_a_pass_has_the_segments_of_its_own_metadata(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from treespec.vllm import attention
-
     known = attention.with_segments(PretendedBackend, "a.module.Pretended")
     with_trees, plain = known.get_builder_cls()(), known.get_builder_cls()()
     with_trees.segments = attention.PassSegments(plan, 5, *map(torch.from_numpy, (plan.block_copies, plan.rewrites)))

@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers.engines.churn import ENGINE, TREES, VOCAB, random_requests, run_part
+from helpers.engines.churn import TREES, VOCAB, compared
 from helpers.engines.engine import ENVIRONMENT, SMALL, run_jobs
 from helpers.engines.models import tiny_gemma3, tiny_gpt_oss, tiny_llama
 
@@ -21,14 +21,14 @@ NUM_REQUESTS = int(os.environ.get("TREESPEC_VLLM_REQUESTS", "120"))
 
 
 def test_requests_come_and_go(tmp_path: Path) -> None:
-    found = run_part(tmp_path, NUM_REQUESTS, seed=0)
-    assert found["left"] == {"blocks": 0, "requests": 0, "drafts": 0}
-    assert found["identical"] == NUM_REQUESTS
-    assert found["preemptions"] > 0
+    tiny_llama(tmp_path, VOCAB)
+    found = compared(str(tmp_path), TREES, NUM_REQUESTS, seed=0, has_aborts=True)
+    stats, metrics = found["stats"], found["metrics"]
     assert found["aborted"] > NUM_REQUESTS / 20
-    assert found["trees"] > NUM_REQUESTS / 10
-    assert found["cut"] > 0
-    assert found["drafted"] == found["verified"]  # Cut before they are drafts: nothing is computed in vain.
+    assert stats["num_trees"] > NUM_REQUESTS / 10
+    assert stats["num_cut"] > 0
+    # Cut before they are drafts: nothing is computed in vain.
+    assert metrics["vllm:spec_decode_num_draft_tokens"] == stats["num_draft_tokens"]
 
 
 def test_class_paths_serve_without_the_entry_point(tmp_path: Path) -> None:
@@ -55,54 +55,22 @@ def test_class_paths_serve_without_the_entry_point(tmp_path: Path) -> None:
     assert found["refused"][1]["reason"] == "error"
 
 
-@pytest.mark.parametrize("make", [tiny_gemma3, tiny_gpt_oss])
-def test_layers_with_and_without_a_window_share_their_blocks(
-    tmp_path: Path, make: Callable[[Path, int], object]
-) -> None:
+@pytest.mark.parametrize(
+    ("make", "settings", "has_trees"),
+    [
+        (tiny_gemma3, {}, True),
+        (tiny_gpt_oss, {}, True),
+        (tiny_gemma3, {"disable_hybrid_kv_cache_manager": False}, False),
+        (tiny_llama, {"enforce_eager": False}, True),
+    ],
+    ids=["windows", "windows and experts", "several groups of caches", "a compiled model"],
+)
+def test_other_models_and_caches(tmp_path: Path, make: Any, settings: dict[str, Any], has_trees: bool) -> None:
+    """Layers with and without a window share their blocks; several groups of caches serve chains."""
     make(tmp_path, VOCAB)
-    engine = {**ENGINE, "model": str(tmp_path)}
-    jobs = {"churn": {"churn": random_requests(60, VOCAB, seed=2), "has_aborts": False}}
-    plain = run_jobs({**engine, "num_gpu_blocks_override": 20}, jobs)
-    trees = run_jobs({**engine, "num_gpu_blocks_override": 60, "speculative_config": {**TREES, "tree": 8}}, jobs)
-    assert trees["churn"]["outputs"] == plain["churn"]["outputs"]
-    assert trees["stats"]["num_trees"] > 10
-
-
-@pytest.mark.parametrize("make", [tiny_gemma3, tiny_gpt_oss])
-def test_several_groups_of_caches_serve_chains(tmp_path: Path, make: Callable[[Path, int], object]) -> None:
-    make(tmp_path, VOCAB)
-    engine = {**ENGINE, "model": str(tmp_path), "num_gpu_blocks_override": 40}
-    jobs = {"churn": {"churn": random_requests(60, VOCAB, seed=2), "has_aborts": False}}
-    asked = {"speculative_config": TREES, "disable_hybrid_kv_cache_manager": False}
-    chains = run_jobs({**engine, **asked}, jobs)
-    assert chains["churn"] == {**run_jobs(engine, jobs)["churn"], "drafts": 0}
-    assert chains["stats"]["num_trees"] == 0
-    assert chains["stats"]["num_accepted_tokens"] > 10
-
-
-def test_a_compiled_model_decodes_as_plain_vllms(tmp_path: Path) -> None:
-    tiny_llama(tmp_path, VOCAB)
-    engine = {**ENGINE, "model": str(tmp_path), "enforce_eager": False, "num_gpu_blocks_override": 40}
-    jobs = {"churn": {"churn": random_requests(60, VOCAB, seed=2), "has_aborts": False}}
-    trees = run_jobs({**engine, "speculative_config": {**TREES, "tree": 8}}, jobs)
-    assert trees["churn"]["outputs"] == run_jobs(engine, jobs)["churn"]["outputs"]
-    assert trees["stats"]["num_trees"] > 20
-
-
-def test_a_seed_decides_the_output_also_where_its_prompt_is_read_in_chunks(tmp_path: Path) -> None:
-    # Plain vLLM 0.32 fails here on CPUs.
-    tiny_llama(tmp_path, VOCAB)
-    prompts = [[(7 * k + row) % VOCAB for k in range(30)] for row in range(4)]
-    params = {"temperature": 1.0, "seed": 7, "max_tokens": 12, "ignore_eos": True, "detokenize": False}
-    engine = {"model": str(tmp_path), "skip_tokenizer_init": True, "max_model_len": 64, "max_num_seqs": 8}
-    in_chunks, whole = (
-        run_jobs(
-            {**engine, "max_num_batched_tokens": size, "speculative_config": {"method": "treespec", "tree": tree}},
-            {"sampled": {"prompts": prompts, "params": params}},
-        )
-        for size, tree in ((16, 8), (256, 3))
-    )
-    assert in_chunks["sampled"] == whole["sampled"]
+    stats = compared(str(tmp_path), TREES, 60, seed=2, blocks=(40, 60), **settings)["stats"]
+    assert (stats["num_trees"] > 10) is has_trees
+    assert stats["num_accepted_tokens"] > 10
 
 
 TWO_ENGINES = """

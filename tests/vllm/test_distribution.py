@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.engines.distribution import BUGS, CASES, NUM_NEW, PARAMS, Case, exact, run_case, sample
+from helpers.engines.distribution import BUGS, CASES, Case, run_case, sample
 from helpers.engines.drafters import VOCAB
 from helpers.engines.models import tiny_llama
 
@@ -44,17 +44,8 @@ def test_a_planted_mistake_is_found(model: tuple[Path, Any], case: Case) -> None
 
 
 def test_a_seed_decides_the_output_whatever_is_drafted(model: tuple[Path, Any]) -> None:
-    folder, _ = model
-    params = {"seeded": {"seed": 7}}
-    one, two = (
-        sample(folder / "tiny", {"tree": tree, "drafter": drafter}, params, 400)
-        for tree, drafter in ((8, "merge"), (3, "suffix"))
-    )
-    outputs = {tuple(result["ids"]) for found in (one, two) for result in found["seeded"]}
-    assert len(outputs) == 1
-
-
-def test_exact_distributions_sum_to_one(model: tuple[Path, Any]) -> None:
-    probs = exact(model[1], PARAMS["mixed"])
-    assert 4**NUM_NEW <= len(probs) <= VOCAB**NUM_NEW
-    assert sum(probs.values()) == pytest.approx(1)
+    """Also where its prompt is read in chunks, which plain vLLM 0.32 cannot on CPUs."""
+    folder, params = model[0] / "tiny", {"seeded": {"seed": 7}}
+    in_chunks = sample(folder, {"tree": 8}, params, 400, max_num_batched_tokens=128)
+    whole = sample(folder, {"tree": 3, "drafter": "suffix"}, params, 400)
+    assert len({tuple(result["ids"]) for found in (in_chunks, whole) for result in found["seeded"]}) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,23 +19,14 @@ MOST, NUM_BLOCKS, NUM_SCRATCH = 1280, 72, 24
 PARAMS = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, "detokenize": False}
 
 
-@pytest.fixture(scope="module")
-def jobs() -> dict[str, Any]:
+def test_long_prompts_and_priorities_give_plain_vllms_tokens(tmp_path: Path) -> None:
     """All requests at once, the most urgent ones last; then again, with cached prefixes and other priorities."""
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, VOCAB, length).tolist() for length in LENGTHS]
-    common = {"prompts": prompts, "params": PARAMS}
-    number = len(prompts)
-    return {
+    rng, number = np.random.default_rng(0), len(LENGTHS)
+    common = {"prompts": [rng.integers(0, VOCAB, length).tolist() for length in LENGTHS], "params": PARAMS}
+    jobs = {
         "late ones first": {**common, "priorities": list(range(number))[::-1]},
         "in groups": {**common, "priorities": [row % 3 for row in range(number)]},
     }
-
-
-@pytest.mark.parametrize("chunk", [192, None], ids=["in chunks", "whole"])
-def test_long_prompts_and_priorities_give_plain_vllms_tokens(
-    tmp_path: Path, jobs: dict[str, Any], chunk: int | None
-) -> None:
     tiny_llama(tmp_path, VOCAB)
     engine = {
         "model": str(tmp_path),
@@ -44,13 +34,12 @@ def test_long_prompts_and_priorities_give_plain_vllms_tokens(
         "skip_tokenizer_init": True,
         "max_model_len": MOST,
         "max_num_seqs": 3,
-        "max_num_batched_tokens": chunk or MOST,
-        "enable_chunked_prefill": chunk is not None,
+        "max_num_batched_tokens": 192,
         "scheduling_policy": "priority",
     }
     plain = run_jobs({**engine, "num_gpu_blocks_override": NUM_BLOCKS}, jobs)
     trees = run_jobs({**engine, "num_gpu_blocks_override": NUM_BLOCKS + NUM_SCRATCH, "speculative_config": TREES}, jobs)
     assert {name: trees[name] for name in jobs} == {name: plain[name] for name in jobs}
-    assert trees["metrics"]["vllm:num_preemptions"] > 0 or chunk is None  # Read whole, prompts wait for each other.
+    assert trees["metrics"]["vllm:num_preemptions"] > 0
     assert trees["stats"]["num_trees"] > 30
     assert trees["stats"]["num_accepted_tokens"] > 30

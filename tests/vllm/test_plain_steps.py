@@ -82,36 +82,24 @@ def test_greedy_steps_without_drafts_are_sampled_by_vllm(params: Any, drafted: A
         assert found[:1] == ("vLLM's",)
         assert made._step.verdicts == ()
         assert "trees" not in vars(made._step)
+        assert made._step.trees.tokens.tolist() == [[0], [4]]  # The roots.
+        assert made._step.trees.parents.tolist() == made._step.flat.parents.tolist() == [[-1], [-1]]
     else:
         assert found.sampled_token_ids[:, 0].tolist() == [3, 3]
     assert made._step.starts == [0, 1]
     assert made.input_batch.generators == {}  # A CPU's cannot be set back after a chunk, as vLLM would.
 
 
-def test_the_trees_of_a_plain_step_are_its_roots() -> None:
-    made = Runner([GREEDY, GREEDY])
-    made.step()
-    assert made._step.trees.tokens.tolist() == [[0], [4]]
-    assert made._step.trees.parents.tolist() == made._step.flat.parents.tolist() == [[-1], [-1]]
-
-
-def served(made: Runner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """By step how many requests were looked at."""
-    ranks = SimpleNamespace(is_first_rank=True, broadcast_object=lambda value: value)
-    monkeypatch.setattr(runner, "get_tp_group", lambda: ranks)
-    rows, counts = made._served_rows, []
-    monkeypatch.setattr(made, "_served_rows", lambda *args: counts.append(len(rows(*args))) or rows(*args))
-    return counts
-
-
 def test_a_step_that_rests_looks_at_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Runner([GREEDY] * 3)
     control: Any = made._drafting.control
     monkeypatch.setattr(control, "_decide", lambda *_: (setattr(control, "_num_repeated", REPEATED), (0, "never"))[1])
-    counts, monkeypatch_made = served(made, monkeypatch), []
+    ranks = SimpleNamespace(is_first_rank=True, broadcast_object=lambda value: value)
+    monkeypatch.setattr(runner, "get_tp_group", lambda: ranks)
+    rows, counts = made._served_rows, []
+    monkeypatch.setattr(made, "_served_rows", lambda *args: counts.append(len(rows(*args))) or rows(*args))
     for _ in range(EAGER_STEPS + 2 * (REPEATED + 1)):
         made.step()
-        monkeypatch_made.append(len(counts))
         assert made.propose_draft_token_ids(None, [[3]] * 3, None, None, None, None) == [[], [], []]
         assert made.take_draft_token_ids() is None
     # The last step of a rest decides, and the first is learned.

@@ -44,20 +44,12 @@ KINDS: list[dict[str, Any]] = [
 OUTPUT = ("kv_cache_dtype", "logprobs_mode")
 """Settings that plain outputs depend on."""
 SETTINGS: dict[str, dict[str, Any]] = {
-    "an fp8 cache, larger blocks, no prefix cache, few seats, raw logits": {
-        "kv_cache_dtype": "fp8", "block_size": 64, "enable_prefix_caching": False, "max_num_seqs": 3,
-        "logprobs_mode": "raw_logits", "speculative_config": {"tree": 8},
-    },
     "an fp8 cache, large blocks, few of them, chunks, raw logits": {
         "kv_cache_dtype": "fp8", "block_size": 128, "num_gpu_blocks_override": 9, "max_num_batched_tokens": 24,
         "logprobs_mode": "raw_logits", "speculative_config": {"tree": 5, "drafter": "recycling"},
     },
-    "the other fp8, few blocks, chunks": {
-        "kv_cache_dtype": "fp8_e5m2", "num_gpu_blocks_override": 24, "max_num_batched_tokens": 20,
-        "speculative_config": {"tree": 12},
-    },
-    "no prefix cache, larger blocks, long prompts wait, raw logits": {
-        "block_size": 64, "enable_prefix_caching": False, "max_num_batched_tokens": 40,
+    "no prefix cache, larger blocks, few seats, long prompts wait, raw logits": {
+        "block_size": 64, "enable_prefix_caching": False, "max_num_batched_tokens": 40, "max_num_seqs": 3,
         "long_prefill_token_threshold": 7, "logprobs_mode": "raw_logits", "speculative_config": {"tree": "auto"},
     },
     "large blocks, one seat per request, blocks kept free, tokens in fours": {

@@ -1,20 +1,20 @@
 """Do requests that come and go leave anything behind, and is every output that of plain vLLM?
 
-Requests of a tiny random model arrive at random, with random lengths and prefixes that some of them share; one in
-five is aborted within six steps, and the cache is so small that requests are preempted. All outputs are compared with
-those of plain vLLM, where nothing is aborted; an aborted request's output must be a beginning. In the end no block of
-the cache, no request or draft may be left.
+Requests of a tiny random model arrive at random, with random lengths and prefixes that some of them share; where there
+are aborts, one in five is aborted within six steps. The cache may be so small that requests are preempted. All outputs
+are compared with those of plain vLLM; an aborted request's output must be a beginning. In the end no block of the
+cache, no request or draft may be left.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import json
 import random
-from pathlib import Path
 from typing import Any
 
 from helpers.engines.engine import run_jobs
-from helpers.engines.models import tiny_llama
 
 VOCAB = 40
 ENGINE = {
@@ -25,31 +25,45 @@ ENGINE = {
     "enable_prefix_caching": True,
 }
 TREES = {"method": "treespec", "tree": 8}
-NUM_BLOCKS, NUM_SCRATCH = 10, 3
 
 
-def run_part(folder: Path, number: int, seed: int) -> dict[str, Any]:
-    """Some requests in plain vLLM and with trees: how many are the same, and what is left."""
-    tiny_llama(folder, VOCAB)
-    requests, answers = random_requests(number, VOCAB, seed), {}
-    for method in ("plain", "trees"):
-        engine = {**ENGINE, "model": str(folder), "num_gpu_blocks_override": NUM_BLOCKS}
-        if method == "trees":
-            engine |= {"speculative_config": TREES, "num_gpu_blocks_override": NUM_BLOCKS + NUM_SCRATCH}
-        jobs = {"churn": {"churn": requests, "has_aborts": method == "trees"}}
-        answers[method] = run_jobs(engine, jobs)
-    found, expected = dict(answers["trees"]["churn"]), answers["plain"]["churn"]
-    pairs = list(zip(requests, found.pop("outputs"), expected["outputs"], strict=True))
-    return {
-        "aborted": sum(len(one) < request["max_tokens"] for request, one, _ in pairs),
-        "identical": sum(is_right(*pair) for pair in pairs),
-        "preemptions": int(answers["trees"]["metrics"]["vllm:num_preemptions"]),
-        "trees": int(answers["trees"]["stats"]["num_trees"]),
-        "cut": int(answers["trees"]["stats"]["num_cut"]),
-        "drafted": int(answers["trees"]["metrics"]["vllm:spec_decode_num_draft_tokens"]),
-        "verified": int(answers["trees"]["stats"]["num_draft_tokens"]),
-        "left": found,
-    }
+def compared(
+    model: str, speculation: dict[str, Any], number: int = 150, seed: int = 1, has_aborts: bool = False,
+    blocks: tuple[int, int] = (10, 13), **settings: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Answers of an engine with trees whose outputs are plain vLLM's, and in which requests left nothing behind.
+
+    `blocks`: of plain vLLM's cache, and of the cache of trees, with their scratch blocks. `settings`: of both engines.
+    """
+    requests = random_requests(number, VOCAB, seed)
+    expected = _plain(model, blocks[0], number, seed, json.dumps(settings))
+    engine = {**ENGINE, **settings, "model": model, "num_gpu_blocks_override": blocks[1]}
+    jobs = {"churn": {"churn": requests, "has_aborts": has_aborts}}
+    found = run_jobs({**engine, "speculative_config": speculation}, jobs)
+    outputs = found["churn"].pop("outputs")
+    assert all(map(is_right, requests, outputs, expected))
+    assert found["churn"] == {"blocks": 0, "requests": 0, "drafts": 0}
+    assert found["metrics"]["vllm:num_preemptions"] > 0 or blocks[0] > 10
+    return {**found, "aborted": sum(len(one) < r["max_tokens"] for r, one in zip(requests, outputs, strict=True))}
+
+
+@functools.cache
+def _plain(model: str, num_blocks: int, number: int, seed: int, settings: str) -> list[list[int]]:
+    """Plain vLLM's outputs."""
+    engine = {**ENGINE, **json.loads(settings), "model": model, "num_gpu_blocks_override": num_blocks}
+    jobs = {"churn": {"churn": random_requests(number, VOCAB, seed), "has_aborts": False}}
+    return run_jobs(engine, jobs)["churn"]["outputs"]
+
+
+def acceptance_length(model: str, speculation: dict[str, Any]) -> float:
+    """Its mean for trees with a chain of three and a sibling, in an engine whose greedy outputs are plain vLLM's."""
+    rng = random.Random(0)
+    params = {"temperature": 0, "max_tokens": 41, "ignore_eos": True, "detokenize": False}
+    prompts = [[rng.randrange(VOCAB) for _ in range(20)] for _ in range(12)]
+    engine, jobs = {**ENGINE, "model": model}, {"greedy": {"prompts": prompts, "params": params}}
+    trees = run_jobs({**engine, "speculative_config": {**speculation, "tree": [[0], [1], [0, 0], [0, 0, 0]]}}, jobs)
+    assert trees["greedy"] == run_jobs(engine, jobs)["greedy"]
+    return trees["stats"]["mean_acceptance_length"]
 
 
 def is_right(request: dict[str, Any], found: list[int], expected: list[int]) -> bool:

@@ -48,9 +48,6 @@ class Case:
 
 CASES = [
     Case("selected children", {"tree": 8}, tuple(PARAMS), rule="target_walk"),
-    Case("selected children", {"tree": 8, "verification": "recursive"}, rule="recursive"),
-    Case("selected children", {"tree": 8, "verification": "traversal"}, rule="traversal"),
-    Case("drawn children", {"drafter": BIGRAM, "tree": 8, "verification": "target_walk"}, rule="target_walk"),
     Case("drawn children", {"drafter": BIGRAM, "tree": 8, "verification": "recursive"}, rule="recursive"),
     Case("drawn children", {"drafter": BIGRAM, "tree": 8}, tuple(PARAMS), rule="traversal"),
     Case("drawn children, auto", {"drafter": BIGRAM}, rule="traversal", is_timed=True),
@@ -87,8 +84,9 @@ def run_case(folder: Path, model: Any, case: Case, number: int) -> list[dict[str
 
 
 def sample(
-    folder: Path, speculation: dict[str, Any], params: dict[str, dict[str, Any]], number: int, bug: str | None = None
-) -> dict[str, Any]:
+    folder: Path, speculation: dict[str, Any], params: dict[str, dict[str, Any]], number: int, bug: str | None = None,
+    **settings: Any,
+) -> dict[str, Any]:  # fmt: skip
     """Answers to `number` requests with the same prompt, by the name of their parameters; see `run_jobs`."""
     engine = {
         "model": str(folder),
@@ -97,6 +95,7 @@ def sample(
         "max_num_seqs": 128,
         "kv_cache_memory_bytes": 64 << 20,
         "speculative_config": {"method": "treespec", "num_speculative_tokens": 7, **speculation},
+        **settings,
     }
     base = {"temperature": 1.0, "max_tokens": NUM_NEW, "ignore_eos": True, "detokenize": False}
     jobs = {name: {"prompts": [PROMPT] * number, "params": {**base, **p}} for name, p in params.items()}

@@ -60,16 +60,6 @@ def tiny_granite(folder: Path, vocab: int) -> Any:
     return _random(folder, "granitemoehybrid", vocab, layer_types=layers, **options)
 
 
-def tiny_qwen3_next(folder: Path, vocab: int) -> Any:
-    """A mixture of experts with gated delta nets and attention in turn."""
-    layers = ["linear_attention", "full_attention"] * 2
-    states = {"num_key_heads": 2, "num_value_heads": 2, "key_head_dim": 128, "value_head_dim": 128}
-    options = {"num_hidden_layers": 4, "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "pad_token_id": None}
-    options |= {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
-    options |= {f"linear_{name}": size for name, size in states.items()}
-    return _random(folder, "qwen3_next", vocab, layer_types=layers, **options)
-
-
 def tiny_deepseek(folder: Path, vocab: int) -> Any:
     """A DeepSeek-V2 of two dense layers, with the sizes of latents that vLLM's CPU kernel knows."""
     latents = {"kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32}
