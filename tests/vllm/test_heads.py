@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +31,7 @@ from treespec.errors import CheckpointError, ConfigError
 from treespec.heads import Eagle3
 from treespec.heads.eagle3.module import Eagle3Config, Eagle3Head
 from treespec.heads.modules.layers import LayerConfig
+from treespec.testing import enumerate_continuations, g_test, uncached
 from treespec.tree import TreeBatch, Verdict
 from treespec.vllm import pages, readers
 from treespec.vllm.drafting import Drafting, ServedRow
@@ -161,6 +163,27 @@ def test_two_adapters_and_the_base_model_share_batches_and_a_head(folders: tuple
     assert trees["stats"]["num_trees"] > 10
     assert [one["ids"] for one in plain["first"]] != [one["ids"] for one in plain["shifted"]]
     assert {name: trees[name] for name in jobs} == {name: plain[name] for name in jobs}
+
+
+@pytest.mark.slow
+def test_samples_of_one_token_after_another_follow_the_models_distribution(folders: tuple[str, str]) -> None:
+    pytest.importorskip("vllm.config")
+    from transformers import AutoModelForCausalLM
+
+    model, head = folders
+    number, prompt = 3000, [1, 3, 0, 2, 4, 1]
+    params = {"temperature": 0.6, "top_k": 4, "max_tokens": 3, "ignore_eos": True, "detokenize": False}
+    speculation = {"method": "treespec", "tree": 8, "drafter": "head", "head": head}
+    engine = {**ENGINE, "model": model, "max_num_seqs": 32, "speculative_config": speculation}
+    found = run_jobs(engine, {"sampled": {"prompts": [prompt] * number, "params": params}})
+    assert found["stats"]["num_accepted_tokens"] > number / 20
+    target = AutoModelForCausalLM.from_pretrained(model)
+
+    def top(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return (scores / 0.6).masked_fill(scores < scores.topk(4).values[:, -1:], -torch.inf)
+
+    exact = enumerate_continuations(uncached(target, torch.tensor(prompt), top), 3).joint
+    assert g_test(Counter(tuple(one["ids"]) for one in found["sampled"]), exact) > 1e-4
 
 
 @pytest.mark.slow

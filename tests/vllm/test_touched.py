@@ -120,11 +120,47 @@ def test_the_extra_installs_the_versions_that_are_served() -> None:
 
 CPU_ONLY = {"vllm.v1.worker.cpu_model_runner", "vllm.v1.worker.cpu_worker"}
 """They replace torch's functions where they are imported: on a GPU the table must not."""
+OBJECTS = {
+    "backend": "vllm.v1.attention.backend:AttentionBackend",
+    "batch input_batch": "vllm.v1.worker.gpu_input_batch:InputBatch",
+    "cache_config": "vllm.config:CacheConfig",
+    "compilation compilation_config": "vllm.config:CompilationConfig",
+    "config vllm_config": "vllm.config:VllmConfig vllm.config:ModelConfig",
+    "discard_request_mask slot_mapping": "vllm.v1.utils:CpuGpuBuffer",
+    "draft_token_ids": "vllm.v1.outputs:DraftTokenIds",
+    "engine_args": "vllm.engine.arg_utils:EngineArgs",
+    "grammar": "vllm.v1.structured_output.backend_types:StructuredOutputGrammar",
+    "graphs": "vllm.config:CUDAGraphMode",
+    "group": "vllm.v1.worker.utils:AttentionGroup vllm.v1.kv_cache_interface:KVCacheGroupSpec",
+    "kv_cache_config": "vllm.v1.kv_cache_interface:KVCacheConfig",
+    "kv_cache_spec": "vllm.v1.kv_cache_interface:KVCacheSpec",
+    "load": "vllm.config:LoadConfig",
+    "loader": "vllm.model_executor.model_loader.default_loader:DefaultModelLoader",
+    "layer": "vllm.model_executor.layers.attention:Attention",
+    "manager": "vllm.v1.structured_output:StructuredOutputManager",
+    "metadata": "vllm.v1.attention.backend:CommonAttentionMetadata vllm.v1.spec_decode.metadata:SpecDecodeMetadata",
+    "model model_config": "vllm.config:ModelConfig vllm.model_executor.models.interfaces:SupportsEagle3",
+    "module": "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding",
+    "parallel": "vllm.config:ParallelConfig",
+    "param params sampling_params": "vllm.sampling_params:SamplingParams",
+    "ranks": "vllm.distributed.parallel_state:GroupCoordinator",
+    "request": "vllm.v1.request:Request vllm.v1.worker.gpu_input_batch:CachedRequestState",
+    "sampler": "vllm.v1.sample.sampler:Sampler",
+    "sampling": "vllm.v1.sample.metadata:SamplingMetadata",
+    "scheduler scheduler_config": "vllm.config:SchedulerConfig",
+    "scheduler_output": "vllm.v1.core.sched.output:SchedulerOutput",
+    "speculative_config": "vllm.config:SpeculativeConfig",
+    "structured_output_request": "vllm.v1.structured_output.request:StructuredOutputRequest",
+    "structured_outputs_config": "vllm.config:StructuredOutputsConfig",
+}
+"""Classes of the plugin's variables and attributes by name, as the table names classes."""
 MIXINS = {
     "TreeRunner": "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
     "TreeScheduler": "vllm.v1.core.sched.scheduler:Scheduler",
     "WithTrees": "vllm.v1.worker.gpu_worker:Worker",
 }
+OTHERS = set("get items dtype name parameters weight embed_tokens get_language_model layers parents segments".split())  # noqa: SIM905
+"""Not of these classes: Python's, PyTorch's, a model's own modules, or what the plugin itself adds."""
 SOURCES = {
     file: ast.parse(file.read_text())
     for file in (ROOT / "treespec/vllm").glob("*.py")
@@ -132,9 +168,9 @@ SOURCES = {
 }
 
 
-def listed(path: str | None) -> set[str]:
-    """The table's names of this module or class."""
-    return {one.split("(")[0] for entry in TOUCHED.get(path or "", ()) for one in entry.split(" or ")}
+def listed(paths: str) -> set[str]:
+    """The table's names of these classes."""
+    return {one.split("(")[0] for path in paths.split() for entry in TOUCHED[path] for one in entry.split(" or ")}
 
 
 def nodes(kind: type[Node], *trees: ast.AST) -> list[Node]:
@@ -149,8 +185,21 @@ def test_the_table_has_every_name_that_is_imported() -> None:
         for alias in node.names
     }
     assert len(imported) > 20
-    lacking = [pair for pair in imported if ":".join(pair) not in TOUCHED and pair[1] not in listed(pair[0])]
+    lacking = [pair for pair in imported if ":".join(pair) not in TOUCHED and pair[1] not in listed_of(pair[0])]
     assert lacking == []
+
+
+def listed_of(module: str | None) -> set[str]:
+    return listed(module) if module in TOUCHED else set()
+
+
+def test_the_table_has_every_attribute_that_is_read() -> None:
+    owners = {name: listed(paths) | OTHERS for names, paths in OBJECTS.items() for name in names.split()}
+    read = {(_last(node.value), node.attr) for node in nodes(ast.Attribute, *SOURCES.values())}
+    replaced = [call for call in nodes(ast.Call, *SOURCES.values()) if _last(call.func) == "replace"]
+    read |= {(_last(getattr(call.func, "value", call)), word.arg or "") for call in replaced for word in call.keywords}
+    assert owners.keys() <= {owner for owner, _ in read}
+    assert [pair for pair in read if pair[1] not in owners.get(pair[0], {pair[1]}) and "__" not in pair[1]] == []
 
 
 @pytest.mark.parametrize("name", MIXINS)
