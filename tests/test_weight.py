@@ -23,7 +23,7 @@ REACHABLE = {"engine.loop": 4_300, "hf.generation.speculation": 14_200}
 """Imports in functions, and those by import path, count too; of the core only."""
 DECODE = 10
 CONTROL, VLLM = 590, 2_000
-LIBRARY, TESTS = 38_900, 39_900
+LIBRARY, TESTS = 38_900, 36_700
 DRAFTERS_IN_VLLM = {f"treespec.vllm.{name}" for name in ("draft_model", "files", "heads", "mtp", "pages", "readers")}
 """Not counted: what drafts there by a model's weights."""
 
@@ -90,7 +90,7 @@ def test_functions_rooms_and_pages_are_small():
     assert weight.num_imports("treespec.hf.generation.decode") <= DECODE
     counts = weight.counts()
     assert weight.function_lengths()[-1] <= 50
-    assert counts["lines of benchmarks"][0] <= 5_950
+    assert counts["lines of benchmarks"][0] <= 6_000
     assert counts["lines of treespec"][0] <= LIBRARY
     assert counts["lines of tests"][0] <= TESTS
     assert counts["words of README and docs"][0] <= 25_000

@@ -1,4 +1,4 @@
-"""Measurements of one drafter along recorded texts: see `acceptance.py`."""
+"""Measurements of one drafter along recorded texts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

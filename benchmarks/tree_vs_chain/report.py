@@ -40,7 +40,7 @@ def acceptance_lines(found: dict[str, Any]) -> list[str]:
         lines += [best_table({name: lengths_of(cells) for name, cells in drafters.items()})]
     for key, drafters in found["selected"].items():
         lines += [f"### Every policy, {key}", "", policy_table(drafters)]
-    return [*lines, *map(run_text, found["calls"])]
+    return [*lines, run_text(found["run"])]
 
 
 def best_table(drafters: dict[str, Lengths]) -> str:

@@ -14,9 +14,9 @@ from benchmarks.common import drafters, recorded
 from benchmarks.common.estimates import ratio
 from benchmarks.common.prompts import Prompt
 from benchmarks.common.recorded import Text
-from benchmarks.tree_vs_chain import acceptance as tree_acceptance
 from benchmarks.tree_vs_chain import cells as tree_cells
 from benchmarks.tree_vs_chain import report as tree_report
+from benchmarks.tree_vs_chain.__main__ import Benchmark
 from benchmarks.tree_vs_chain.policies import BUDGETS, CHAIN, POLICIES, measuring_policy
 from benchmarks.tree_vs_chain.replay import RecordedScorer, replay
 from treespec import DraftModel, Merge, SuffixLookup, TokenRecycling, TreeSpeculation
@@ -134,18 +134,20 @@ def tiny_models(pair, monkeypatch):
 
 @pytest.mark.slow
 def test_whole_run_on_tiny_models(tiny_models, tmp_path):
-    sets = tree_acceptance.PromptSets(*([Prompt(f"p{i}", str(i)) for i in group] for group in ((4, 5), (6,))))
+    prompts, measuring = ([Prompt(f"p{i}", str(i)) for i in group] for group in ((4, 5), (6,)))
     names = ["suffix, request only", "recycling, cold", "recycling + suffix, cold", "draft model"]
     args = argparse.Namespace(drafters=names, new_tokens=8, seed=0, minutes=5.0, threads=1)
     progress = SimpleNamespace(add_task=lambda *_, **__: 0, update=lambda *_, **__: None, advance=lambda *_: None)
-    found = tree_acceptance.measure(args, tiny_models, sets, tmp_path, progress)  # pyright: ignore
+    found, again = (
+        Benchmark(args, tiny_models, prompts, measuring, tmp_path).run(progress)  # pyright: ignore
+        for _ in range(2)
+    )
     assert set(found["selected"]["T=0"]) == set(names)
     lengths = tree_report.lengths_of(found["selected"]["T=0"]["draft model"])
     assert all(value >= 1 for cells in lengths.values() for values in cells.values() for value in values)
     assert lengths["best first"][1] == lengths[CHAIN][1]
-    again = tree_acceptance.measure(args, tiny_models, sets, tmp_path, progress)  # pyright: ignore
     assert again == found
     run = {"command": "c", "processor": "p", "threads": 1, "versions": {}, "seed": 0, "new_tokens": 8, "seconds": 1}
     run |= {"load_average": 0.0, "load_average_after": 0.0}
-    report = tree_report.write(json.loads(json.dumps(found | {"run": run, "calls": [run]})), tmp_path)
+    report = tree_report.write(json.loads(json.dumps(found | {"run": run})), tmp_path)
     assert report.count("| gain |") == 8
