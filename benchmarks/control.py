@@ -87,10 +87,10 @@ def measure(model: Any, tokenizer: Any, prompts: list[Any], options: dict[str, A
         ids = model.generate(**inputs, **options, custom_generate=speculation)
         return ids.shape[1] - inputs["input_ids"].shape[1] - 1  # The prompt's pass gave the first token.
 
-    times, counts, found = Times({size: [] for size in SIZES}), dict[int, int](), dict[str, Any]()
-    for size in SIZES:
-        fixed = speculation(size, Watch(size, times))
-        counts[size] = sum(decode(inputs, fixed) for inputs in track(prompts, f"tree of {size}"))
+    times, counts, found = Times({size: [] for size in SIZES}), dict.fromkeys(SIZES, 0), dict[str, Any]()
+    fixed = {size: speculation(size, Watch(size, times)) for size in SIZES}
+    for inputs, size in track(list(product(prompts, SIZES)), "fixed sizes"):  # In turn, under the same load.
+        counts[size] += decode(inputs, fixed[size])
     for slope in SLOPES:
         later, firsts = Simulated(times, slope), [Simulated(times, slope) for _ in prompts]
         same = speculation(later)
