@@ -1,7 +1,6 @@
 """Greedy decoding with trees is identical to plain vLLM's, under vLLM's features, in the real engine.
 
-The model is a tiny random one with the vocabulary and the tokenizer of SmolLM2. What needs no tokenizer is in
-test_settings.py.
+The model is a tiny random one with the vocabulary and the tokenizer of SmolLM2.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 from helpers.engines.engine import ENVIRONMENT, MODEL, PROMPTS, run_jobs
-from helpers.engines.models import tiny_smollm2
+from helpers.engines.models import random_adapters, tiny_smollm2
 from helpers.engines.planted_bugs import STRUCTURAL
 
 pytest.importorskip("vllm.config")
@@ -30,7 +29,21 @@ JOBS: dict[str, dict[str, Any]] = {
     "prefix cache": {"prompts": PROMPTS[:4], "params": GREEDY},
     "end of the context": {"prompts": PROMPTS[:2], "params": {**GREEDY, "max_tokens": 1000}},
     "logprobs": {"prompts": PROMPTS[:3], "params": {**GREEDY, "logprobs": 3, "prompt_logprobs": 1}},
+    "penalties": {
+        "prompts": PROMPTS[:4],
+        "params": {**GREEDY, "presence_penalty": 0.6, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
+    },
     "bad words": {"prompts": PROMPTS[:4], "params": {**GREEDY, "bad_words": [" the", " is a", "."]}},
+    "allowed tokens and logit bias": {
+        "prompts": PROMPTS[:3],
+        "params": [
+            {**GREEDY, "allowed_token_ids": list(range(200, 2000))},
+            {**GREEDY, "logit_bias": {"260": 4.0}},
+            GREEDY,
+        ],
+    },
+    "min tokens": {"prompts": PROMPTS[:4], "params": {**GREEDY, "ignore_eos": False, "min_tokens": 10}},
+    "stop tokens": {"prompts": PROMPTS[:4], "params": {**GREEDY, "stop_token_ids": list(range(0, 49152, 7))}},
     "stop string": {"prompts": PROMPTS[:4], "params": {**GREEDY, "ignore_eos": False, "stop": ["\n", " and"]}},
     "grammar for every other request": {
         "prompts": PROMPTS[:4],
@@ -41,6 +54,8 @@ JOBS: dict[str, dict[str, Any]] = {
         "params": [{**GREEDY, "max_tokens": 24, "regex": r"(the |tree |river |and ){2,30}"}] * 2
         + [{"temperature": 1.0, "top_k": 1, "max_tokens": 24, "regex": r"(the |tree |river |and ){2,30}"}] * 2,
     },
+    "ragged lengths": {"prompts": PROMPTS[:4], "params": [{**GREEDY, "max_tokens": 1 + 3 * k} for k in range(4)]},
+    "two answers each": {"prompts": PROMPTS[:2], "params": {**GREEDY, "n": 2, "temperature": 1.0, "top_k": 1}},
 }
 JOBS["all kinds in one batch"] = {
     "prompts": [prompt for job in JOBS.values() for prompt in job["prompts"][:2]],
@@ -50,6 +65,9 @@ JOBS["all kinds in one batch"] = {
         for params in (job["params"][:2] if isinstance(job["params"], list) else [job["params"]] * 2)
     ],
 }
+
+
+LORA = {"enable_lora": True, "max_lora_rank": 8, "num_gpu_blocks_override": NUM_BLOCKS}
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +92,23 @@ def test_tokens_reasons_and_logprobs_are_those_of_plain_vllm(plain: dict, trees:
     assert trees[job] == plain[job]
 
 
-def test_trees_were_verified(trees: dict) -> None:
-    stats, metrics = trees["stats"], trees["metrics"]
-    assert stats["num_trees"] > 30
-    assert stats["num_accepted_tokens"] > 30
-    assert metrics["vllm:num_preemptions"] > 0
-    # vLLM compiles grammars in threads: which requests meet, and share the scratch blocks, depends on the machine.
-    assert trees["counts"]["a grammar along branches"]["num_trees"] > 0
-    assert trees["counts"]["a grammar along branches"]["num_accepted_tokens"] > 3
-    assert metrics["vllm:spec_decode_num_accepted_tokens"] <= stats["num_accepted_tokens"]
+def test_two_adapters_and_the_base_model_share_batches(model: str, tmp_path: Path) -> None:
+    # In chunks; then the same prompts under other adapters, then blocks of the prefix cache.
+    first, second = map(str, random_adapters(tmp_path, Path(model), 2))
+    folders = [None, first, second, None, second, first]
+    params = {**GREEDY, "logprobs": 2}
+    jobs = {
+        "first": {"prompts": PROMPTS, "params": params, "adapters": folders},
+        "shifted": {"prompts": PROMPTS, "params": params, "adapters": folders[1:] + folders[:1]},
+        "cached": {"prompts": PROMPTS, "params": params, "adapters": folders},
+    }
+    engine = {**ENGINE, **LORA, "model": model, "max_loras": 3}  # One more than adapters: see docs/vllm.md.
+    plain = run_jobs(engine, jobs)
+    speculation = {"method": "treespec", "drafter": "recycling", "tree": 6}
+    trees = run_jobs({**engine, "speculative_config": speculation, "num_gpu_blocks_override": NUM_BLOCKS + 4}, jobs)
+    assert trees["stats"]["num_trees"] > 10
+    assert [one["ids"] for one in plain["first"]] != [one["ids"] for one in plain["shifted"]]
+    assert {name: trees[name] for name in jobs} == {name: plain[name] for name in jobs}
 
 
 def test_grammars_after_a_reasoning_parsers_token_run_chains(tmp_path: Path) -> None:
@@ -108,6 +134,17 @@ def test_a_planted_mistake_changes_texts(plain: dict, model: str, bug: str) -> N
     )
     assert found["stats"]["num_trees"] > 0
     assert found[name] != plain[name]
+
+
+def test_trees_were_verified(trees: dict) -> None:
+    stats, metrics = trees["stats"], trees["metrics"]
+    assert stats["num_trees"] > 30
+    assert stats["num_accepted_tokens"] > 30
+    assert metrics["vllm:num_preemptions"] > 0
+    # vLLM compiles grammars in threads: which requests meet, and share the scratch blocks, depends on the machine.
+    assert trees["counts"]["a grammar along branches"]["num_trees"] > 0
+    assert trees["counts"]["a grammar along branches"]["num_accepted_tokens"] > 3
+    assert metrics["vllm:spec_decode_num_accepted_tokens"] <= stats["num_accepted_tokens"]
 
 
 def test_the_snippet_of_the_page_runs() -> None:
