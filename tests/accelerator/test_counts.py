@@ -12,7 +12,7 @@ from treespec import KAry, TreeSpeculation
 
 FIXED_LAUNCHES, LEVEL_LAUNCHES = 60, 12
 """Launches of a fixed shape or a lookup, and of a level of an adaptive tree."""
-STEP_LAUNCHES = {"greedy": 6, "sampled": 42}
+STEP_LAUNCHES = {"greedy": 6, "sampled": 43}
 """Besides those of its levels: what samples computes distributions and walks up from the leaves."""
 TEXT_LAUNCHES = 3
 """More per level, of a head that also drafts the texts' tokens."""
