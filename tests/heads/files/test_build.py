@@ -126,7 +126,9 @@ def test_a_pickle_holds_the_same_tensors(tmp_path):
 EMBEDDING = torch.arange(32.0)
 
 
-@pytest.mark.parametrize("content", [EMBEDDING, {"embedding": EMBEDDING[None], "mask_token_id": 63}], ids=["tensor", "table"])
+@pytest.mark.parametrize(
+    "content", [EMBEDDING, {"embedding": EMBEDDING[None], "mask_token_id": 63}], ids=["tensor", "table"]
+)
 def test_a_mask_embedding_is_read_from_its_own_file(tmp_path, content):
     """As Xiaomi ships it, next to safetensors."""
     write(tmp_path, shape(draft_vocab=64), AUTHORS)
