@@ -4,7 +4,8 @@
 
 Real calls of SmolLM2 with the head and the warm lookups. The control learns the measured times of drafts and passes by
 size, with their noise, in place of the clock's, so that another process changes none of its choices; on other machines
-a pass's extra nodes take half or twice as long. First calls are each by new objects, later ones all by the same.
+a pass's extra nodes take half or twice as long. First calls are by new objects, whose lookups know less than those of
+later calls and of the fixed sizes, all by the same: that is in their quotient. Results: benchmarks/results/control.md.
 """
 
 import time
@@ -116,7 +117,7 @@ def report(data: dict[str, Any]) -> str:
         rows.append([key, slope, *(f"{speed:.2f}" for speed in speeds), f"{found['own_ms']:.3f}"])
     about = f"{data['prompts']} held-out prompts, {data['new_tokens']} new tokens, load {data['loads']}."
     kinds = (
-        "Trees: times plain decoding's speed. Calls of the control: times the best size's, in hindsight; own ms a step."
+        "Trees: times plain decoding's speed. The control's calls: times the best size's, in hindsight; own ms a step."
     )
     return f"# The control against fixed trees\n\n{about} {kinds}\n\n{markdown_table(header, rows)}"
 
