@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -82,7 +81,7 @@ def error_of(run: Any, *args: Any, **kwargs: Any) -> tuple[str, str]:
 def learned(control: Any) -> Any:
     """The control's expected acceptance by candidate, and time by number of nodes, after ranks measured other times."""
     learned = control._learned
-    return learned.acceptance.expected.tolist(), learned.passes.predict(np.array([2, 16]), 2, 16).tolist()
+    return learned.acceptance.expected, [learned.passes.predict(tokens, 2, 16) for tokens in (2, 16)]
 
 
 def speculations(draft: Any, tensor_parallel_draft: Any) -> dict[str, TreeSpeculation]:

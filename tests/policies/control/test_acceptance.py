@@ -25,7 +25,7 @@ def shown(asked, trees, emitted):
     acceptance = Acceptance(SIZES[-1])
     for _ in range(300):
         learn(acceptance, trees, emitted, asked)
-    return acceptance.expected[SIZES], acceptance.num_nodes[SIZES]
+    return [[found[size] for size in SIZES] for found in (acceptance.expected, acceptance.num_nodes)]
 
 
 def test_a_tree_shows_smaller_trees_and_a_little_of_larger_ones():

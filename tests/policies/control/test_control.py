@@ -274,7 +274,7 @@ def test_the_nodes_of_a_pass_are_shared_by_what_they_gain_over_all_rows():
         def profit(nodes, control=control, falling=falling):
             tokens = num_rows + sum(nodes)
             gains = sum(row[:count].sum() for row, count in zip(falling, nodes, strict=True)) / num_rows
-            return gains - control._rate * float(control._learned.passes.predict(np.array([tokens]), num_rows, 100)[0])
+            return gains - control._rate * control._learned.passes.predict(tokens, num_rows, 100)
 
         best = max(map(profit, product(range(4), repeat=num_rows)))
         assert profit(found) == pytest.approx(best, abs=1e-5)
@@ -444,7 +444,7 @@ def test_a_servers_passes_are_timed_by_the_nodes_of_all_rows():
         control.choose(4, 0)
         step = VerifiedStep(trees, [Verdict((0,), 9, False)] * 4, Scores(torch.zeros(0)), [[9]] * 4)
         control.learn(step, 0.0, 100.0 + 4 * sum(sizes))
-    assert control._learned.passes.predict(np.array([8]), 4)[0] == pytest.approx(132.0, rel=0.03)
+    assert control._learned.passes.predict(8, 4) == pytest.approx(132.0, rel=0.03)
 
 
 def cut(trees):

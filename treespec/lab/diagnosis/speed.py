@@ -4,8 +4,6 @@ from dataclasses import dataclass, replace
 from math import log
 from typing import NamedTuple, Self
 
-import numpy as np
-
 from treespec.lab.diagnosis.evidence import Evidence
 from treespec.policies.control.pass_times import PassTimes
 
@@ -28,11 +26,6 @@ class Cause:
     evidence: str
     change: str
     speedup: float
-
-
-def pass_ms(passes: PassTimes, nodes: float) -> float:
-    """Milliseconds of the target's pass over this many nodes."""
-    return float(passes.predict(np.array([nodes]))[0])
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,7 @@ class Speed:
         ms = {phase: run.ms(phase) for phase in ("draft", "target", "verify", "commit", "other", "prefill")}
         tokens = run.tokens_per_step
         host = (ms["verify"] + ms["commit"]) / tokens
-        return cls(**ms, tokens=tokens, plain_pass=pass_ms(passes, run.rows_per_step), plain_host=host)
+        return cls(**ms, tokens=tokens, plain_pass=passes.predict(run.rows_per_step), plain_host=host)
 
     @property
     def step(self) -> float:
@@ -99,15 +92,15 @@ class Case(NamedTuple):
         mean_ms, mean_nodes = run.ms("target"), run.nodes_per_row * run.rows_per_step
         # Without a profile passes count as flat: one of any size takes what this run's took.
         passes = PassTimes(run.pass_ms or {1: mean_ms, 2: mean_ms})
-        passes.scale *= mean_ms / pass_ms(passes, mean_nodes)  # The measured curve, scaled to this run.
+        passes.scale *= mean_ms / passes.predict(mean_nodes)  # The measured curve, scaled to this run.
         return cls(run, Speed.of(run, passes), passes, run.rows_per_step)
 
     def pass_ms(self, nodes_per_row: float) -> float:
-        return pass_ms(self.passes, self.rows * nodes_per_row)
+        return self.passes.predict(self.rows * nodes_per_row)
 
     def with_one_row(self) -> Self:
         """The same drafts for a single text: drafting gets cheaper as a plain pass does, other work by the rows."""
-        plain, target = (pass_ms(self.passes, nodes) for nodes in (1, self.run.nodes_per_row))
+        plain, target = (self.passes.predict(nodes) for nodes in (1, self.run.nodes_per_row))
         shares = {name: getattr(self.speed, name) / self.rows for name in ("prefill", "verify", "commit", "other")}
         shares |= {"draft": self.speed.draft * plain / self.speed.plain_pass, "plain_pass": plain}
         shares |= {"target": target, "plain_host": self.speed.plain_host / self.rows}

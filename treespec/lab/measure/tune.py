@@ -12,8 +12,6 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from treespec.engine.stats import SpeculationStats
 from treespec.errors import RuleMismatchError, UnsupportedModelError
 from treespec.hf.generation.speculation import TreeSpeculation
@@ -132,9 +130,8 @@ class _Search:
             self.bench.decode(prompt, {"custom_generate": speculation})
         shares = speculation.total_stats.acceptance_per_depth_and_rank
         self.acceptance[names] = [[round(share, 3) for share in ranks] for ranks in shares]
-        rates, times = control.predict()
-        numbers = np.stack([1e3 * rates, times, rates * times], 1).tolist()
-        return {name: Forecast(*row) for name, row in zip(control.choice.tokens_per_second, numbers, strict=True)}
+        found = zip(control.choice.tokens_per_second, *control.predict(), strict=True)
+        return {name: Forecast(1e3 * rate, ms, rate * ms) for name, rate, ms in found}
 
     def measure(self, ways: Sequence[Setting]) -> tuple[list[Candidate], float]:
         """The ways measured in pairs, and plain decoding's milliseconds per token."""

@@ -2,15 +2,11 @@
 
 A best-first tree holds all smaller ones, so one drafted tree says what each of them would gain, and its least probable
 nodes what a larger tree would add.
-
-Axis letters: J numbers of nodes.
 """
 
 from bisect import bisect
 from collections.abc import Sequence
-
-import numpy as np
-from jaxtyping import Float
+from itertools import accumulate
 
 from treespec.policies.calibration import Calibration
 from treespec.tree import HostTree, TreeBatch
@@ -58,13 +54,11 @@ class DraftedTree:
                 if is_right:
                     right.add(node)
 
-    def best(self, num_nodes: int, is_full: bool) -> Float[np.ndarray, "J"]:
+    def best(self, num_nodes: int, is_full: bool) -> list[float]:
         """The best nodes' probabilities; past a full tree of n the j-th counts as n / j as probable as the n-th."""
-        probs, found = [self.probs[node] for node in self.order[:num_nodes]], np.zeros(num_nodes)
-        found[: len(probs)] = probs
-        if probs and is_full:
-            found[len(probs) :] = probs[-1] * len(probs) / np.arange(len(probs) + 1, num_nodes + 1)
-        return found
+        probs = [self.probs[node] for node in self.order[:num_nodes]]
+        more = probs[-1] * len(probs) if probs and is_full else 0.0
+        return probs + [more / number for number in range(len(probs) + 1, num_nodes + 1)]
 
 
 class Acceptance:
@@ -75,20 +69,20 @@ class Acceptance:
 
     def __init__(self, most: int) -> None:
         self._known = Calibration(PRIOR_TRIALS, MEMORY)
-        self._sums, self._weight = np.array([0.0, *FIRST_GUESS / np.arange(1, most + 1)]), 1.0
-        self._found = np.array([0.0] + [1.0] * most)
+        self._sums, self._weight = [0.0] + [FIRST_GUESS / number for number in range(1, most + 1)], 1.0
+        self._found = [0.0] + [1.0] * most
         self._accepted = self._predicted = PRIOR_ACCEPTED
         """Accepted tokens per row, and what was expected of the same trees; older ones count less."""
 
     @property
-    def expected(self) -> Float[np.ndarray, "J"]:
+    def expected(self) -> list[float]:
         """Accepted tokens by the number of verified nodes below the root."""
-        return self._sums.cumsum() * (self._accepted / self._predicted / self._weight)
+        return [total * self._accepted / self._predicted / self._weight for total in accumulate(self._sums)]
 
     @property
-    def num_nodes(self) -> Float[np.ndarray, "J"]:
+    def num_nodes(self) -> list[float]:
         """Nodes below the root that there will be, by the number that is asked for."""
-        return self._found.cumsum() / self._weight
+        return [total / self._weight for total in accumulate(self._found)]
 
     def read(self, trees: TreeBatch) -> list[DraftedTree]:
         """A step's trees with their probabilities."""
@@ -97,9 +91,10 @@ class Acceptance:
     def add(self, trees: Sequence[DraftedTree], asked: int) -> None:
         """Count what a step's trees, of which `asked` nodes below the root were asked for, show of all sizes."""
         is_full = all(len(tree.order) >= asked for tree in trees)
-        best = sum(tree.best(len(self._sums) - 1, is_full) for tree in trees) / len(trees)
-        self._found[1:] = MEMORY * self._found[1:] + (best > 0)
-        self._sums[1:] = MEMORY * self._sums[1:] + best
+        rows = [tree.best(len(self._sums) - 1, is_full) for tree in trees]
+        best = [0.0, *(sum(column) / len(trees) for column in zip(*rows, strict=True))]
+        self._found = [MEMORY * found + (prob > 0) for found, prob in zip(self._found, best, strict=True)]
+        self._sums = [MEMORY * total + prob for total, prob in zip(self._sums, best, strict=True)]
         self._weight = MEMORY * self._weight + 1
 
     def update(self, trees: Sequence[DraftedTree], emitted: Sequence[Sequence[int]]) -> None:

@@ -3,15 +3,13 @@
 A step's rate is (1 + accepted tokens) / (draft + pass); both sides are estimated from verified steps only, so what is
 drafted depends on the past and the output distribution is untouched. Trees are verified whole, but for the selected
 children of a server's requests, which share the nodes of a pass: which ones depends on the draft's probabilities alone.
-
-Axis letters: J numbers of nodes, t numbers of tokens.
 """
 
+from bisect import bisect
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from math import inf, log2
 from typing import Any
-
-import numpy as np
-from jaxtyping import Float, Num
 
 from treespec.checks import ShowsOptions, check_count, check_flag, check_number
 from treespec.errors import ConfigError
@@ -27,8 +25,7 @@ PLAIN = 0
 """The number of the candidate that drafts nothing."""
 CHAIN_LENGTHS, TREE_SIZES = (1, 2, 3, 4, 6), (2, 4, 8, 12, 16, 32)
 DRAWN_SIZES = (6, 8, 12, 16, 32)
-"""Where a call samples: smaller drawn trees accept less than they predict, and show little of larger. A tree of 6
-brings 2.46 tokens in 2.2 levels at T = 1 (11 prompts), one of 8 2.58 in 2.6, a chain of 4 2.57 in 3.8."""
+"""Where a call samples: smaller drawn trees accept less than they predict, and show little of larger."""
 MOST_NODES = 64
 """On an accelerator; on the host the largest of `TREE_SIZES`."""
 LEAST_GAIN = 1.03
@@ -47,7 +44,6 @@ READING_SHARE = 0.03
 """How much of the plain steps' time may be read to try a drafter again; in a batch that may gain little, at all."""
 REPEATED = 3
 """Steps that repeat a choice, as no draft pays or, for one text, drafts clearly do: without prediction or learning."""
-ByCandidate = Float[np.ndarray, "C"]
 
 
 def candidates_of(max_nodes: int, session: Session) -> dict[str, TreePolicy]:
@@ -65,14 +61,13 @@ class _Learned:
 
     def __init__(self, max_nodes: int, passes: PassTimes, session: Session, draft_share: float) -> None:
         self.candidates = candidates_of(max_nodes, session)
-        self.num_nodes = np.array([policy.max_nodes - 1 for policy in self.candidates.values()])
-        sizes, most = np.arange(self.num_nodes[-1] + 1), self.num_nodes[:, None]
+        self.num_nodes = [policy.max_nodes - 1 for policy in self.candidates.values()]
         is_cut = session.is_flat and not session.is_sampling
-        self.is_size = (sizes <= most) & (sizes >= np.minimum(most, 1)) if is_cut else sizes == most
-        """[C, J]: how many nodes below the root a candidate may verify."""
+        self.sizes = [range(min(most, 1) if is_cut else most, most + 1) for most in self.num_nodes]
+        """By candidate: how many nodes below the root it may verify."""
         # Best-first trees about double with every level.
-        self.num_levels = self.num_nodes if session.is_chain_only else np.log2(1 + self.num_nodes)
-        self.acceptance, self.passes = Acceptance(int(self.num_nodes[-1])), passes
+        self.num_levels = [most if session.is_chain_only else log2(1 + most) for most in self.num_nodes]
+        self.acceptance, self.passes = Acceptance(self.num_nodes[-1]), passes
         self.drafts = DraftTimes(draft_share, draft_share * passes.slope)
         self.wait, self.num_plain, self.num_drafts = FIRST_WAIT, 0, 0
         self.break_even = 0.0  # Accepted tokens per row that the last draft needed to pay.
@@ -110,7 +105,7 @@ class Control(ShowsOptions, StepControl):
             raise ConfigError(f"pass_ms must be milliseconds by number of nodes, as {{1: 30.0}}, got {pass_ms!r}")
         for nodes, ms in (pass_ms or {}).items():
             check_count("a number of nodes in pass_ms", nodes)
-            check_number("a time in pass_ms", ms, lambda ms: 0 < ms < np.inf, "be positive and finite")
+            check_number("a time in pass_ms", ms, lambda ms: 0 < ms < inf, "be positive and finite")
         self._kept, self._drafter = dict[tuple, _Learned](), None
         self.current = tree_of(self.max_nodes)
 
@@ -130,7 +125,7 @@ class Control(ShowsOptions, StepControl):
             passes = PassTimes(self.pass_ms, ON_HOST if is_on_host else ON_ACCELERATOR)
             found[key] = _Learned(most, passes, session, draft_share)
         self._learned, self._trees = found[key], list[DraftedTree]()
-        self._emitted = np.zeros(0)  # By the rows of a batch in steps that drafted, since the last one left.
+        self._emitted = list[int]()  # By the rows of a batch in steps that drafted, since the last one left.
         self._num_rows, self._context, self._number, self._is_repeated = 1, 1, PLAIN, False
         self._num_read = self._num_repeated = 0  # Tokens of a row that the drafter has read; steps without a decision.
         *_, self.current = self._learned.candidates.values()
@@ -149,8 +144,8 @@ class Control(ShowsOptions, StepControl):
             reading_ms = learned.passes.scale * learned.drafts.reading(self._num_unread)
             rates, times = self.predict(reading_ms / max(min(room, MOST_AHEAD), 1))
             self._number, reason = self._decide(rates, times, reading_ms, room)
-            self._rate = float(rates[self._number])
-            by_name = dict(zip(learned.candidates, (1e3 * rates).tolist(), strict=True))
+            self._rate = rates[self._number]
+            by_name = {name: 1e3 * rate for name, rate in zip(learned.candidates, rates, strict=True)}
             self.choice = Choice(list(by_name)[self._number], reason, by_name)
         if self._number != PLAIN:
             self.current, self._num_read = learned.candidates[self.choice.name], context
@@ -161,41 +156,43 @@ class Control(ShowsOptions, StepControl):
         is_plain = self._is_repeated and self._number == PLAIN and num_rows == self._num_rows
         return is_plain and self._num_repeated > 0 and not self.choose(num_rows, self._context)
 
-    def predict(self, ms_per_token: float = 0.0) -> tuple[ByCandidate, ByCandidate]:
+    def predict(self, ms_per_token: float = 0.0) -> tuple[Sequence[float], Sequence[float]]:
         """Tokens per row and millisecond, and milliseconds, of steps like the last one.
 
         `ms_per_token`: what the drafter must read first, spread over the tokens that a row may still emit.
         """
-        learned, acceptance = self._learned, self._learned.acceptance
-        emitted = np.maximum((1 + acceptance.expected) * self._slowest(), 1.0)
-        drafts = learned.drafts.predict(learned.num_levels, self._num_rows * learned.num_nodes)
-        self._draft_ms = learned.passes.scale * np.where(learned.num_nodes > 0, drafts, 0.0)
-        times = self._draft_ms[:, None] + self._pass_ms(self._num_rows * (1 + acceptance.num_nodes))
-        times[1:] += ms_per_token * emitted
-        best = np.arange(len(times)), (rates := np.where(learned.is_size, emitted / times, 0.0)).argmax(1)
-        return rates[best], times[best]
+        learned, rows, slowest = self._learned, self._num_rows, self._slowest()
+        expected, found = learned.acceptance.expected, learned.acceptance.num_nodes
+        tokens = {n: max((1 + expected[n]) * slowest, 1.0) for n in set().union(*learned.sizes)}
+        other_ms = {n: self._pass_ms(rows * (1 + found[n])) + (ms_per_token * tokens[n] if n else 0.0) for n in tokens}
+        drafts = zip(learned.num_levels, learned.num_nodes, strict=True)
+        self._draft_ms = [learned.passes.scale * learned.drafts.predict(levels, rows * n) for levels, n in drafts]
+        pairs = zip(self._draft_ms, learned.sizes, strict=True)
+        best = [max((tokens[n] / (ms + other_ms[n]), ms + other_ms[n]) for n in sizes) for ms, sizes in pairs]
+        return [rate for rate, _ in best], [ms for _, ms in best]
 
     def _slowest(self) -> float:
         """The slowest row's emitted tokens over the mean row's, smoothed: padded batches wait for that row."""
         if self._is_flat or self._num_rows == 1 or len(self._emitted) != self._num_rows:
             return 1.0
-        return float((FEW_TOKENS + self._emitted.min()) / (FEW_TOKENS + self._emitted.mean()))
+        return (FEW_TOKENS + min(self._emitted)) / (FEW_TOKENS + sum(self._emitted) / self._num_rows)
 
-    def _pass_ms(self, num_tokens: Num[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
+    def _pass_ms(self, num_tokens: float) -> float:
         return self._learned.passes.predict(num_tokens, self._num_rows, self._context)
 
-    def _decide(self, rates: ByCandidate, times: ByCandidate, reading_ms: float, room: int) -> tuple[int, str]:
+    def _decide(self, rates: Sequence[float], times: Sequence[float], reading_ms: float, room: int) -> tuple[int, str]:
         """The number of the candidate to take, and the reason."""
         learned = self._learned
         if not room:
             return PLAIN, "no room for a draft"
         if self.max_latency_ms is not None and not learned.passes.latest:
             return PLAIN, "max_latency_ms needs the time of a pass: of a step before, or as pass_ms="
-        drafting = np.where((times <= (self.max_latency_ms or np.inf)) & (learned.num_nodes > 0), rates, 0.0)
-        if not drafting.any():
+        by_candidate = zip(rates, times, learned.num_nodes, strict=True)
+        drafting = [rate if n > 0 and ms <= (self.max_latency_ms or inf) else 0.0 for rate, ms, n in by_candidate]
+        if not any(drafting):
             self._num_repeated = REPEATED
             return PLAIN, "every draft exceeds max_nodes or is predicted to exceed max_latency_ms"
-        best = int(np.flatnonzero(drafting >= NEARLY * drafting.max())[-1])
+        best = max(number for number, rate in enumerate(drafting) if rate >= NEARLY * max(drafting))
         gain = drafting[best] / rates[PLAIN]
         reading_steps = reading_ms / (READING_SHARE * times[PLAIN])
         is_tried = self._num_rows == 1 or learned.num_drafts > 0 or reading_steps <= room or gain >= SURE_GAIN
@@ -205,7 +202,7 @@ class Control(ShowsOptions, StepControl):
             if learned.num_drafts % TIMED_DRAFT == 0 and self._is_timed and gain < SURE_GAIN:
                 return PLAIN, "to know its time"
             other = {TIMED_DRAFT // 2: best - 1, TIMED_DRAFT: best + 1}.get(learned.num_drafts, PLAIN)
-            if self._is_timed and drafting[other : other + 1].any():
+            if self._is_timed and any(drafting[other : other + 1]):
                 return other, "to know its time"
             is_single = self._num_rows == 1 and not self._is_flat and self.max_latency_ms is None
             is_sure = gain >= SURE_GAIN and learned.num_drafts > TIMED_DRAFT
@@ -224,7 +221,7 @@ class Control(ShowsOptions, StepControl):
         if self._is_repeated:
             return trees
         self._trees = drafted = self._learned.acceptance.read(trees)
-        self._learned.acceptance.add(drafted, int(self._learned.num_nodes[self._number]))
+        self._learned.acceptance.add(drafted, self._learned.num_nodes[self._number])
         if not self._is_flat or trees.draft_probs is not None or trees.values is None:
             return trees
         least = self._least_prob(drafted)
@@ -234,28 +231,28 @@ class Control(ShowsOptions, StepControl):
     def _least_prob(self, trees: Sequence[DraftedTree]) -> float:
         """The probability from which a node gains more tokens than its time is worth."""
         probs = sorted((prob for tree in trees for prob in tree.probs[1:]), reverse=True)
-        ms = self._pass_ms(len(trees) + np.arange(len(probs) + 1))
-        profits = np.array([0.0, *probs]).cumsum() / len(trees) - self._rate * (ms - ms[0])
-        if self.max_latency_ms is not None:
-            profits[1:][ms[1:] + self._draft_ms[self._number] > self.max_latency_ms] = -np.inf
-        return [np.inf, *probs][int(profits.argmax())]
+        ms = [self._pass_ms(len(trees) + number) for number in range(len(probs) + 1)]  # Never falling.
+        gains, most_ms = accumulate(probs, initial=0.0), (self.max_latency_ms or inf) - self._draft_ms[self._number]
+        pairs = zip(gains, ms[: bisect(ms, most_ms, 1)], strict=False)
+        profits = [gain / len(trees) - self._rate * (each - ms[0]) for gain, each in pairs]
+        return [inf, *probs][profits.index(max(profits))]
 
     def learn(self, step: VerifiedStep, draft_ms: float, other_ms: float | None) -> None:
         if self._is_repeated:
             return
-        learned, trees = self._learned, self._trees
-        num_rows = step.trees.num_rows
+        learned, trees, num_rows = self._learned, self._trees, step.trees.num_rows
         if trees:
             # A server's requests may have left since they were drafted for.
             verified = learned.acceptance.read(step.trees) if self._is_flat else trees
             learned.acceptance.update(verified, step.emitted)
-            emitted = np.array([len(tokens) for tokens in step.emitted], float)
-            self._emitted = emitted + (self._emitted if len(self._emitted) == num_rows else 0.0)
-            if learned.wait > FIRST_WAIT and emitted.mean() * self._slowest() - 1 > learned.break_even:
+            emitted = [len(tokens) for tokens in step.emitted]
+            earlier = self._emitted if len(self._emitted) == num_rows else [0] * num_rows
+            self._emitted = [now + before for now, before in zip(emitted, earlier, strict=True)]
+            if learned.wait > FIRST_WAIT and sum(emitted) / num_rows * self._slowest() - 1 > learned.break_even:
                 learned.num_plain = learned.wait = FIRST_WAIT  # One draft that pays is followed by another.
         if self._is_timed and other_ms is not None:
             num_tokens = int(step.trees.num_nodes.sum()) if self._is_flat else num_rows * step.trees.max_nodes
             learned.passes.update(num_tokens, num_rows, self._context, other_ms)
         if self._is_timed and trees:
-            levels, drafted = float(learned.num_levels[self._number]), sum(len(tree.order) for tree in trees)
+            levels, drafted = learned.num_levels[self._number], sum(len(tree.order) for tree in trees)
             learned.drafts.update(levels, drafted, self._num_unread, self._num_rows, draft_ms / learned.passes.scale)
