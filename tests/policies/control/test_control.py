@@ -283,6 +283,20 @@ def test_the_nodes_of_a_pass_are_shared_by_what_they_gain_over_all_rows():
     assert any(0 in counts and max(counts) for counts in kept)
 
 
+def test_of_a_server_s_many_nodes_nearly_the_best_number_stays():
+    rng, num_rows = np.random.default_rng(4), 100
+    control = Control(pass_ms={1: 30.0, 100: 50.0, 250: 80.0, 400: 200.0})
+    begun(control, is_flat=True)
+    control.choose(num_rows, 100)
+    trees = [HostTree([0, 1, 2, 3], [-1, 0, 1, 2], [1.0, *row]) for row in -np.sort(-rng.random((num_rows, 3)))]
+    probs = sorted((value for tree in trees for value in tree.values[1:]), reverse=True)
+    found = int(control.trim(TreeBatch.from_host_trees(trees)).num_nodes.sum()) - num_rows
+    ms = [control._learned.passes.predict(num_rows + count, num_rows, 100) for count in range(len(probs) + 1)]
+    gains = np.cumsum([0.0, *probs]) / num_rows - control._rate * (np.array(ms) - ms[0])
+    assert 0 < found < len(probs)
+    assert gains[found] == pytest.approx(gains.max(), rel=0.02)
+
+
 def test_trees_of_padded_rows_are_verified_whole():
     """The predicted cut lost more tokens than it saved time."""
     for num_rows in (1, 3):

@@ -182,13 +182,12 @@ class Control(ShowsOptions, StepControl):
 
     def _decide(self, rates: Sequence[float], times: Sequence[float], reading_ms: float, room: int) -> tuple[int, str]:
         """The number of the candidate to take, and the reason."""
-        learned = self._learned
+        learned, most_ms = self._learned, self.max_latency_ms or inf
         if not room:
             return PLAIN, "no room for a draft"
-        if self.max_latency_ms is not None and not learned.passes.latest:
+        if most_ms < inf and not learned.passes.latest:
             return PLAIN, "max_latency_ms needs the time of a pass: of a step before, or as pass_ms="
-        by_candidate = zip(rates, times, learned.num_nodes, strict=True)
-        drafting = [rate if n > 0 and ms <= (self.max_latency_ms or inf) else 0.0 for rate, ms, n in by_candidate]
+        drafting = [0.0] + [rate if ms <= most_ms else 0.0 for rate, ms in zip(rates[1:], times[1:], strict=True)]
         if not any(drafting):
             self._num_repeated = REPEATED
             return PLAIN, "every draft exceeds max_nodes or is predicted to exceed max_latency_ms"
@@ -204,7 +203,7 @@ class Control(ShowsOptions, StepControl):
             other = {TIMED_DRAFT // 2: best - 1, TIMED_DRAFT: best + 1}.get(learned.num_drafts, PLAIN)
             if self._is_timed and any(drafting[other : other + 1]):
                 return other, "to know its time"
-            is_single = self._num_rows == 1 and not self._is_flat and self.max_latency_ms is None
+            is_single = self._num_rows == 1 and not self._is_flat and most_ms == inf
             is_sure = gain >= SURE_GAIN and learned.num_drafts > TIMED_DRAFT
             self._num_repeated = REPEATED if is_single and is_sure else 0
             return best, f"{gain:.2f} times plain"
@@ -231,11 +230,12 @@ class Control(ShowsOptions, StepControl):
     def _least_prob(self, trees: Sequence[DraftedTree]) -> float:
         """The probability from which a node gains more tokens than its time is worth."""
         probs = sorted((prob for tree in trees for prob in tree.probs[1:]), reverse=True)
-        ms = [self._pass_ms(len(trees) + number) for number in range(len(probs) + 1)]  # Never falling.
-        gains, most_ms = accumulate(probs, initial=0.0), (self.max_latency_ms or inf) - self._draft_ms[self._number]
-        pairs = zip(gains, ms[: bisect(ms, most_ms, 1)], strict=False)
+        counts = range(0, len(probs) + 1, 1 + len(probs) // MOST_NODES)  # Of many nodes not every number.
+        ms, gains = [self._pass_ms(len(trees) + count) for count in counts], [*accumulate(probs, initial=0.0)]
+        fits = bisect(ms, (self.max_latency_ms or inf) - self._draft_ms[self._number], 1)  # As times never fall.
+        pairs = zip(gains[:: counts.step], ms[:fits], strict=False)
         profits = [gain / len(trees) - self._rate * (each - ms[0]) for gain, each in pairs]
-        return [inf, *probs][profits.index(max(profits))]
+        return [inf, *probs][counts[profits.index(max(profits))]]
 
     def learn(self, step: VerifiedStep, draft_ms: float, other_ms: float | None) -> None:
         if self._is_repeated:
