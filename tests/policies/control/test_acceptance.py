@@ -1,5 +1,8 @@
 """Estimates from one drafted tree: for its nodes, and for smaller and larger trees."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from treespec.policies.control.acceptance import Acceptance
@@ -14,8 +17,7 @@ SIZES = [0, 3, 7, 15]
 
 
 def learn(acceptance, trees, emitted, asked=3):
-    batch = TreeBatch.from_host_trees(trees)
-    drafted = acceptance.read(batch)
+    drafted = acceptance.read(TreeBatch.from_host_trees(trees) if isinstance(trees, list) else trees)
     acceptance.add(drafted, asked)
     acceptance.update(drafted, emitted)
 
@@ -54,3 +56,21 @@ def test_children_whose_fate_is_unknown_do_not_count():
     assert found.probs[1] > 0.85
     assert found.probs[3] / found.probs[1] == pytest.approx(0.8, abs=0.01)
     assert found.probs[2] < 0.1
+
+
+@pytest.mark.parametrize(("is_drawn", "one", "third"), [(True, 0.4, 0.25 * 2 / 3), (False, 0.45, 0.2 * 2 / 3)])
+def test_a_smaller_tree_has_the_first_draws_not_the_best_outcomes(is_drawn, one, third):
+    """What was drawn says nothing of another tree's draws: neither for a smaller one's nor for a larger one's."""
+    rng, acceptance, found = np.random.default_rng(0), Acceptance(3), []
+    for _ in range(4000):
+        first, later = rng.choice([0.2, 0.6]), rng.choice([0.1, 0.4])
+        tree = HostTree([0, 1, 2], [-1, 0, 0], [1.0, first, later])
+        batch = SimpleNamespace(host_trees=lambda tree=tree: [tree], draft_probs=[] if is_drawn else None)
+        right = int(rng.choice(3, p=[first, later, 1 - first - later])) + 1
+        learn(acceptance, batch, [[right, 9] if right < 3 else [right]], asked=2)
+        found.append(acceptance.expected)
+    none, smaller, whole, larger = np.mean(found[1000:], 0)
+    assert none == 0.0
+    assert smaller == pytest.approx(one, abs=0.015)
+    assert whole == pytest.approx(0.65, abs=0.02)
+    assert larger - whole == pytest.approx(third, abs=0.02)

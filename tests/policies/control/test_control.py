@@ -152,12 +152,6 @@ def test_it_is_as_fast_as_the_best_fixed_choice(level_ms):
     assert rate() > 0.95 * max(rates.values()), rates
 
 
-@pytest.mark.parametrize(("is_sampling", "best"), [(False, "tree of 4"), (True, "tree of 6")])
-def test_drawn_trees_have_six_nodes_or_more(is_sampling, best):
-    world = World(Control(), profile={1: 30.0, 4: 31.0, 6: 40.0, 8: 60.0, 64: 600.0}, is_sampling=is_sampling)
-    assert best_name(world.run(120)) == best
-
-
 @pytest.mark.parametrize("claimed", [GOOD, RANDOM])
 def test_random_drafts_cost_little(claimed):
     """It backs off to plain decoding and tries again more and more rarely, whatever the drafter claims."""

@@ -26,22 +26,25 @@ class DraftedTree:
 
     Attributes:
         probs: the probability that a node's whole path is accepted, never rising along a path.
-        order: the nodes below the root by falling probability, parents first.
+        worth: the same; of drawn nodes, before they were drawn, for a draw says nothing of smaller and larger trees'.
+        order: the nodes below the root by falling worth, parents first.
     """
 
-    def __init__(self, tree: HostTree, known: Calibration) -> None:
+    def __init__(self, tree: HostTree, known: Calibration, is_drawn: bool) -> None:
         self.tokens, self.parents = tree.tokens, tree.parents
-        self.depths, self.probs, self.cells = [0], [1.0], [(False, 0)]
+        self.depths, self.probs, self.worth, self.cells = [0], [1.0], [1.0], [(False, 0)]
         """Cells: where a node's confidence is corrected, given that its parent is right."""
         num_children = [0] * len(tree.parents)
         for above, claim in list(zip(tree.parents, tree.confidences(), strict=True))[1:]:
             rank = num_children[above]
             num_children[above] += 1
-            claim = claim if tree.values else 0.5 * 0.35**rank  # A guess, where the drafter does not say.
+            guess = 0.5 * 0.35**rank  # Where the drafter does not say.
             self.cells.append((rank > 0, bisect(BIN_EDGES, claim) if tree.values else -1))
             self.depths.append(self.depths[above] + 1)
-            self.probs.append(self.probs[above] * known.estimate(claim, self.cells[-1:]))
-        self.order = sorted(range(1, len(self.parents)), key=lambda node: -self.probs[node])  # Stable: parents first.
+            self.probs.append(self.probs[above] * known.estimate(claim if tree.values else guess, self.cells[-1:]))
+            of_draw = min(self.worth[above], self.probs[above] * known.estimate(guess, [rank > 0]))
+            self.worth.append(of_draw if is_drawn else self.probs[-1])
+        self.order = sorted(range(1, len(self.parents)), key=lambda node: -self.worth[node])  # Stable: parents first.
 
     def learn(self, known: Calibration, emitted: Sequence[int]) -> None:
         """Count the children of right nodes whose next token is known; the root is right."""
@@ -50,14 +53,14 @@ class DraftedTree:
             depth = self.depths[node]
             if self.parents[node] in right and depth <= len(emitted):
                 is_right = self.tokens[node] == emitted[depth - 1]
-                known.update(is_right, [self.cells[node]])
+                known.update(is_right, [self.cells[node], self.cells[node][0]])
                 if is_right:
                     right.add(node)
 
     def best(self, num_nodes: int, is_full: bool) -> list[float]:
-        """The best nodes' probabilities; past a full tree of n the j-th counts as n / j as probable as the n-th."""
+        """The best nodes' probabilities; past a full tree of n the j-th counts as n / j as worth as the n-th."""
         probs = [self.probs[node] for node in self.order[:num_nodes]]
-        more = probs[-1] * len(probs) if probs and is_full else 0.0
+        more = self.worth[self.order[-1]] * len(probs) if probs and is_full else 0.0
         return probs + [more / number for number in range(len(probs) + 1, num_nodes + 1)]
 
 
@@ -86,7 +89,7 @@ class Acceptance:
 
     def read(self, trees: TreeBatch) -> list[DraftedTree]:
         """A step's trees with their probabilities."""
-        return [DraftedTree(tree, self._known) for tree in trees.host_trees()]
+        return [DraftedTree(tree, self._known, trees.draft_probs is not None) for tree in trees.host_trees()]
 
     def add(self, trees: Sequence[DraftedTree], asked: int) -> None:
         """Count what a step's trees, of which `asked` nodes below the root were asked for, show of all sizes."""

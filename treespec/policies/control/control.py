@@ -24,8 +24,6 @@ from treespec.tree import TreeBatch
 PLAIN = 0
 """The number of the candidate that drafts nothing."""
 CHAIN_LENGTHS, TREE_SIZES = (1, 2, 3, 4, 6), (2, 4, 8, 12, 16, 32)
-DRAWN_SIZES = (6, 8, 12, 16, 32)
-"""Where a call samples: smaller drawn trees accept less than they predict, and show little of larger."""
 MOST_NODES = 64
 """On an accelerator; on the host the largest of `TREE_SIZES`."""
 LEAST_GAIN = 1.03
@@ -51,8 +49,7 @@ def candidates_of(max_nodes: int, session: Session) -> dict[str, TreePolicy]:
     plain: dict[str, TreePolicy] = {"plain": BestFirst(1)}
     if session.is_chain_only:
         return plain | {f"chain of {k}": Chain(k) for k in CHAIN_LENGTHS if k < max_nodes}
-    usual = DRAWN_SIZES if session.is_sampling else TREE_SIZES
-    sizes = [size for size in usual if size < max_nodes] + [max_nodes] * (max_nodes > 1)
+    sizes = [size for size in TREE_SIZES if size < max_nodes] + [max_nodes] * (max_nodes > 1)
     return plain | {f"tree of {size}": tree_of(size) for size in sizes}
 
 
