@@ -60,7 +60,7 @@ def test_children_whose_fate_is_unknown_do_not_count():
 
 @pytest.mark.parametrize(("is_drawn", "one", "third"), [(True, 0.4, 0.25 * 2 / 3), (False, 0.45, 0.2 * 2 / 3)])
 def test_a_smaller_tree_has_the_first_draws_not_the_best_outcomes(is_drawn, one, third):
-    """What was drawn says nothing of another tree's draws: neither for a smaller one's nor for a larger one's."""
+    """A draw's outcome says nothing of the draws of a smaller or larger tree."""
     rng, acceptance, found = np.random.default_rng(0), Acceptance(3), []
     for _ in range(4000):
         first, later = rng.choice([0.2, 0.6]), rng.choice([0.1, 0.4])

@@ -227,7 +227,7 @@ class Control(ShowsOptions, StepControl):
     def _least_prob(self, trees: Sequence[DraftedTree]) -> float:
         """The probability from which a node gains more tokens than its time is worth."""
         probs = sorted((prob for tree in trees for prob in tree.probs[1:]), reverse=True)
-        counts = range(0, len(probs) + 1, 1 + len(probs) // MOST_NODES)  # Of many nodes not every number.
+        counts = range(0, len(probs) + 1, 1 + len(probs) // MOST_NODES)  # Every number of few nodes.
         ms, gains = [self._pass_ms(len(trees) + count) for count in counts], [*accumulate(probs, initial=0.0)]
         fits = bisect(ms, (self.max_latency_ms or inf) - self._draft_ms[self._number], 1)  # As times never fall.
         pairs = zip(gains[:: counts.step], ms[:fits], strict=False)

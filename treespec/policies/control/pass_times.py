@@ -86,7 +86,7 @@ class Times:
         system = [[a + variance * b for a, b in zip(*pair, strict=True)] for pair in pairs]
         used = range(len(system))
         while min(found := solve([[system[i][j] for j in (*used, -1)] for i in used])) < 0:
-            used = [index for index, value in zip(used, found, strict=True) if value >= 0]  # None is negative.
+            used = [index for index, value in zip(used, found, strict=True) if value >= 0]  # The others are zero.
         known = dict(zip(used, found, strict=True))
         self.coefficients = [known.get(index, 0.0) for index in range(len(system))]
 
@@ -119,7 +119,7 @@ class PassTimes(Times):
         super().__init__((1.0, 1.0, 0.0, self.slope, 0.0), units, LEAST_PASS, ms[0] if pass_ms else 0.0)
 
     def predict(self, num_tokens: float, num_rows: int = 1, context: int = 0) -> float:
-        """Milliseconds of a step with so many tokens, of all rows; past those measured along the last slope."""
+        """Milliseconds of a step over this number of tokens, of all rows; past those measured along the last slope."""
         constant, shape, linear, per_row, per_token = self.coefficients
         least = max(constant + per_row * (num_rows - 1) + per_token * num_rows * context / 1024, self.least)
         nodes = num_tokens - num_rows
