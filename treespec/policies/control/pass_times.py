@@ -3,8 +3,7 @@
 Times are counted in passes over one token, whose milliseconds are a median of the latest steps: what slows a machine
 slows drafts and passes alike, so it changes the milliseconds and no choice.
 
-Lists, no arrays: after a pass over a model's weights nothing else is cached, and numpy's and LAPACK's first
-instructions take longer than the few multiplications.
+Lists, no arrays: after a pass nothing is cached, and numpy's and LAPACK's first instructions take longer than the sums.
 """
 
 from bisect import bisect
@@ -38,9 +37,10 @@ MANY_UNREAD = 16
 
 def solve(system: Sequence[list[float]]) -> list[float]:
     """The solution of a positive definite system of equations, each with its value last, by elimination."""
+    if not system:
+        return []
     (pivot, *first), *rest = system
-    left = [[a - factor / pivot * b for a, b in zip(row, first, strict=True)] for factor, *row in rest]
-    found = solve(left) if left else []
+    found = solve([[a - factor / pivot * b for a, b in zip(row, first, strict=True)] for factor, *row in rest])
     return [(first[-1] - sum(map(mul, first, found))) / pivot, *found]
 
 
@@ -85,7 +85,7 @@ class Times:
         pairs = zip(self._sums, self._pull, strict=True)
         system = [[a + variance * b for a, b in zip(*pair, strict=True)] for pair in pairs]
         used = range(len(system))
-        while min(found := solve([[system[i][j] for j in (*used, -1)] for i in used])) < 0:
+        while min(found := solve([[system[i][j] for j in (*used, -1)] for i in used]), default=0.0) < 0:
             used = [index for index, value in zip(used, found, strict=True) if value >= 0]  # The others are zero.
         known = dict(zip(used, found, strict=True))
         self.coefficients = [known.get(index, 0.0) for index in range(len(system))]
