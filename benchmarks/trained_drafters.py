@@ -45,7 +45,7 @@ class Values(Observer):
 
     def on_verified(self, step: VerifiedTrees) -> None:
         for tree, verdict in zip(step.probs.trees.host_trees(), step.verdicts, strict=True):
-            drafted, path = DraftedTree(tree, self._known), verdict.path[1:]
+            drafted, path = DraftedTree(tree, self._known, is_drawn=False), verdict.path[1:]
             if drafted.order:
                 self.trees.append((drafted.probs[1:], [drafted.probs[node] for node in path]))
                 drafted.learn(self._known, [*(tree.tokens[node] for node in path), verdict.next_token])
