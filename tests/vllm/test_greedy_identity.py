@@ -152,7 +152,7 @@ def test_the_snippet_of_the_page_runs() -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     snippet = snippet.replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(MODEL))
     assert '"drafter": "merge"' in snippet
-    snippet = snippet.replace('"drafter": "merge"', '"drafter": "merge", "tree": 16')  # Else the clock says what drafts.
+    snippet = snippet.replace('"drafter": "merge"', '"drafter": "merge", "tree": 16')  # Not by the clock.
     environment = {**os.environ, **ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"}
     command = [sys.executable, "-c", snippet]
     done = subprocess.run(command, env=environment, timeout=250, capture_output=True, text=True, check=True)
