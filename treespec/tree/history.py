@@ -29,7 +29,7 @@ class History:
     @property
     def last_tokens(self) -> Int[Tensor, "B"]:
         """The roots of the next trees."""
-        return self._buffer.gather(1, torch.tensor(self.lengths, device="cpu").unsqueeze(1) - 1).squeeze(1)
+        return torch.tensor([int(self._buffer.numpy()[b, n - 1]) for b, n in enumerate(self.lengths)], device="cpu")
 
     def row(self, row: int) -> Int[Tensor, "L"]:
         """One row, left padding included (as plain `generate` shows it to its processors)."""
@@ -45,7 +45,7 @@ class History:
         if end > self._buffer.shape[1]:
             room = max(end, 2 * self._buffer.shape[1])
             self._buffer = torch.nn.functional.pad(self._buffer, (0, room - self._buffer.shape[1]))
-        self._buffer[row, self.lengths[row] : end] = torch.tensor(tokens, dtype=torch.int64, device="cpu")
+        self._buffer.numpy()[row, self.lengths[row] : end] = tokens  # NumPy writes few in less time.
         self.lengths[row] = end
 
     def truncate(self, row: int, length: int) -> None:

@@ -83,7 +83,8 @@ def verify_greedy(trees: TreeBatch, target: BatchScores) -> list[Verdict]:
     if _is_dense(rule, trees, target):
         return _dense().verify_scores(trees, target.dense_scores())
     if trees.max_nodes == 1:  # Nothing was drafted.
-        return [Verdict((0,), int(target.scores(row, 0).argmax()), is_bonus=True) for row in range(trees.num_rows)]
+        tops = [ArgmaxSource().pick(0, target.scores(row, 0)) for row in range(trees.num_rows)]
+        return [Verdict((0,), top, is_bonus=True) for top in tops]
     return _verify_rows(rule, trees, target.scores, (ArgmaxSource() for _ in trees.trees), target)
 
 

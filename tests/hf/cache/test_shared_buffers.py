@@ -14,6 +14,7 @@ from treespec.hf.cache.caches import filled_layers, restore, snapshot, twin_cach
 from treespec.hf.cache.growing import GrowingLayer
 from treespec.hf.cache.slot_cache import SlotCache
 
+next_slots = GrowingLayer._next_slots
 NUM_LAYERS = 5
 
 
@@ -92,13 +93,26 @@ def test_a_commit_takes_two_kernels_per_shape():
     engine = slots(both[0], 1)
     counts = []
     for _ in range(3):
-        engine.append(4)
-        append(both[:1], 1, 4, generator)
-        with Counter() as counter:
-            engine.commit([[0, 2]])
-        counts.append(counter.count)
-    assert counts[0] > 6  # The layers are laid together.
-    assert counts[1:] == [6, 6]  # Layer 3 has two further shapes.
+        for run in (lambda: engine.append(4), lambda: engine.commit([[0, 2]])):
+            with Counter() as counter:
+                run()
+            counts.append(counter.count)
+            append(both[:1], 1, 4, generator) if len(counts) % 2 else None
+    assert counts[0] > 0  # The layers are laid together, before the pass.
+    assert counts[1:] == [6, 0, 6, 0, 6]  # Layer 3 has two further shapes.
+
+
+@pytest.mark.parametrize("num_tokens", [3, 4, 5])
+def test_a_pass_over_as_many_tokens_as_expected_makes_no_views(num_tokens, monkeypatch):
+    """One over more or fewer is right too."""
+    both, generator = caches(2)
+    engine = slots(both[0], 2)
+    engine.append(4)
+    found = []
+    monkeypatch.setattr(GrowingLayer, "_next_slots", lambda *args: found.append(0) or next_slots(*args))
+    append(both, 2, num_tokens, generator)
+    assert_equal(both)
+    assert len(found) == (0 if num_tokens == 4 else NUM_LAYERS)
 
 
 def test_what_leaves_the_buffers_is_laid_together_again():

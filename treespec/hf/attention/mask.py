@@ -212,6 +212,8 @@ def pending_attention(
 
 def is_known_chain(parents: Int[Tensor, "B N"]) -> bool:
     """Whether all rows are chains, padding at the end."""
+    if parents.shape[1] == 1:
+        return True
     steps = torch.arange(-1, parents.shape[1] - 1, device="cpu")
     return bool(((parents == steps) | (parents == PADDING_PARENT)).all())
 

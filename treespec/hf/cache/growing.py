@@ -6,7 +6,8 @@ of larger tensors, the layer's buffer, so that a pass copies its own nodes only.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from jaxtyping import Float
@@ -16,6 +17,8 @@ from transformers.cache_utils import DynamicLayer
 
 LEAST_SPARE = 32
 """A full buffer grows by a quarter, at least by this many slots: on average a slot is copied five times at most."""
+Slots: TypeAlias = tuple[Float[Tensor, "B G F d"], Float[Tensor, "B G F _"]]
+"""Keys and values of some slots."""
 
 
 class Buffers(NamedTuple):
@@ -26,9 +29,8 @@ class Buffers(NamedTuple):
     shared: object = None
     """The `SharedBuffers` that these buffers, and those of a cache's other layers, are slices of; None: its own."""
 
-    def hold(self, keys: Float[Tensor, "..."], values: Float[Tensor, "..."]) -> bool:
-        """Whether keys and values are the first slots of these buffers."""
-        return _is_start(keys, self.keys) and _is_start(values, self.values)
+    def slots(self, start: int, count: int) -> Slots:
+        return self.keys.narrow(-2, start, count), self.values.narrow(-2, start, count)
 
     def fit(self, keys: Float[Tensor, "B G F d"], values: Float[Tensor, "B G F _"], num_slots: int) -> bool:
         """Whether there is room for this many slots, and these states may be written to them."""
@@ -40,16 +42,16 @@ class GrowingLayer(DynamicLayer):
     """A `DynamicLayer` whose `keys` and `values` [B, G, S, d] are views of the first S slots of a buffer.
 
     Code that replaces `keys` or `values` (to select rows, to cut, to move to another device) need not know the buffer:
-    it is used as long as they are still its first slots; otherwise the next update copies them into a new one.
+    the next update copies them into a new one.
     """
 
     _layer_type = None  # transformers would let the class stand in for DynamicLayer everywhere.
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.buffers: Buffers | None = None
-        self._known: tuple[Any, Any] = None, None
-        """Keys and values as `use` made them."""
+    buffers: Buffers | None = None
+    _known: tuple[Any, Any] = None, None
+    """Keys and values as `hold` was given them."""
+    expected: Sequence[Slots] | None = None
+    """Slots in the buffers that the next update, if of as many tokens, writes to, and all that are held then."""
 
     def update(
         self, key_states: Float[Tensor, "B G F d"], value_states: Float[Tensor, "B G F _"], *args: Any, **kwargs: Any
@@ -61,47 +63,46 @@ class GrowingLayer(DynamicLayer):
             return super().update(key_states, value_states, *args, **kwargs)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        held, count = cast(Tensor, self.keys), key_states.shape[-2]
-        start = held.shape[-2] if held.ndim == key_states.ndim else 0  # Empty ones have one axis.
-        buffers = self.buffers
-        if buffers is None or not self.is_in_buffers or not buffers.fit(key_states, value_states, start + count):
-            buffers = self._new_buffers(key_states, value_states, start)
-        buffers.keys.narrow(-2, start, count).copy_(key_states)
-        buffers.values.narrow(-2, start, count).copy_(value_states)
-        return self.use(buffers, start + count)
+        shapes = [key_states.shape, value_states.shape]
+        if self.expected is None or not self.is_in_buffers or [new.shape for new in self.expected[0]] != shapes:
+            self.expected = self._next_slots(key_states, value_states)
+        slots, held = self.expected
+        for new, states in zip(slots, (key_states, value_states), strict=True):
+            new.copy_(states)
+        return self.hold(held)
+
+    def _next_slots(self, keys: Float[Tensor, "B G F d"], values: Float[Tensor, "B G F _"]) -> tuple[Slots, Slots]:
+        """Slots for these states, in new buffers where there is no room, and all that are held with them."""
+        held, count = cast(Tensor, self.keys), keys.shape[-2]
+        start = held.shape[-2] if held.ndim == keys.ndim else 0  # Empty ones have one axis.
+        buffers = self.buffers if self.is_in_buffers else None
+        if buffers is None or not buffers.fit(keys, values, start + count):
+            self.buffers = buffers = self._new_buffers(keys, values, start)
+        return buffers.slots(start, count), buffers.slots(0, start + count)
 
     @property
     def is_in_buffers(self) -> bool:
-        """Whether keys and values are the first slots of the layer's buffers."""
-        keys, values = cast(Tensor, self.keys), cast(Tensor, self.values)
-        if self.buffers is None:
-            return False
-        # Every layer of every pass asks; mostly nobody else touched them.
-        return (keys is self._known[0] and values is self._known[1]) or self.buffers.hold(keys, values)
+        """Whether keys and values are those that `hold` was given, the first slots of the layer's buffers."""
+        return self.buffers is not None and self.keys is self._known[0] and self.values is self._known[1]
 
-    def has_room(self, num_slots: int) -> bool:
-        """Whether what is held can grow to this many slots without a copy."""
-        return self.buffers is not None and num_slots <= self.buffers.keys.shape[2] and self.is_in_buffers
-
-    def use(self, buffers: Buffers, num_slots: int) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G S _"]]:
-        """Hold the first slots of these buffers; returns keys and values."""
-        self.buffers = buffers
-        self._known = buffers.keys.narrow(-2, 0, num_slots), buffers.values.narrow(-2, 0, num_slots)
-        self.keys, self.values = self._known
-        return self._known
+    def hold(self, slots: Slots) -> Slots:
+        """Hold these, the first slots of the layer's buffers."""
+        self.keys, self.values = self._known = slots
+        self.expected = None
+        return slots
 
     def _new_buffers(self, keys: Float[Tensor, "B G F d"], values: Float[Tensor, "B G F _"], num_held: int) -> Buffers:
         """Buffers for what is held, which is copied there, and for states like these after it."""
         num_slots = capacity_for(num_held + keys.shape[-2])
         buffers = Buffers(*(like.new_empty(*like.shape[:2], num_slots, like.shape[-1]) for like in (keys, values)))
         if num_held:
-            buffers.keys.narrow(-2, 0, num_held).copy_(cast(Tensor, self.keys))
-            buffers.values.narrow(-2, 0, num_held).copy_(cast(Tensor, self.values))
+            for new, old in zip(buffers.slots(0, num_held), (self.keys, self.values), strict=True):
+                new.copy_(cast(Tensor, old))
         return buffers
 
     def reset(self) -> None:
         super().reset()
-        self.buffers, self._known = None, (None, None)
+        self.buffers, self._known, self.expected = None, (None, None), None
 
     def __copy__(self) -> GrowingLayer:
         """A layer that holds the same tokens and allocates its own buffer when it grows."""
@@ -131,18 +132,12 @@ def _replace_layers(cache: Cache, old: type[DynamicLayer], new: type[DynamicLaye
 
 def _without_buffers(layer: object) -> dict[str, Any]:
     """A layer's attributes without those of `GrowingLayer`."""
-    return {name: value for name, value in vars(layer).items() if name not in ("buffers", "_known")}
+    return {name: value for name, value in vars(layer).items() if name not in ("buffers", "_known", "expected")}
 
 
 def capacity_for(num_slots: int) -> int:
     """The slots of a new buffer."""
     return num_slots + max(num_slots // 4, LEAST_SPARE)
-
-
-def _is_start(held: Float[Tensor, "..."], buffer: Float[Tensor, "B G capacity d"]) -> bool:
-    """Whether states are the first slots of a buffer, of all its rows and heads."""
-    is_alike = _are_alike(held, buffer) and held.dtype == buffer.dtype
-    return is_alike and held.data_ptr() == buffer.data_ptr() and held.stride() == buffer.stride()
 
 
 def _are_alike(states: Float[Tensor, "..."], buffer: Float[Tensor, "B G capacity d"]) -> bool:

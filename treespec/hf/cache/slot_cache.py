@@ -15,8 +15,7 @@ from transformers.cache_utils import StaticLayer
 from treespec.errors import ContextFullError, TreespecError
 from treespec.hf.attention.mask import CachedSlots
 from treespec.hf.cache.caches import FilledLayer, check_cache, filled_layers
-from treespec.hf.cache.growing import GrowingLayer
-from treespec.hf.cache.shared_buffers import make_room, select_rows, stacked_states
+from treespec.hf.cache.shared_buffers import cut_growing, make_room, select_rows, stacked_states
 from treespec.tree import pad_rows
 from treespec.tree.transfer import upload
 
@@ -187,14 +186,12 @@ def _take(states: Float[Tensor, "N B G S d"], index: Int[Tensor, "B L"]) -> Floa
 
 
 def _cut(layers: Sequence[FilledLayer], end: int) -> None:
-    """Drop the slots from `end` on, in growing layers by views: the slots are written to again."""
-    for layer in layers:
+    """Drop the slots from `end` on."""
+    if layers and layers[0].keys.shape[-2] <= end:  # A plain step kept all.
+        return
+    for layer in cut_growing(layers, end):
         if isinstance(layer, StaticLayer):
             layer.cumulative_length.fill_(end)  # In place: compiled passes have recorded its address.
-        elif layer.keys.shape[-2] <= end:
-            continue
-        elif isinstance(layer, GrowingLayer) and layer.buffers is not None and layer.is_in_buffers:
-            layer.use(layer.buffers, end)
-        else:
+        elif layer.keys.shape[-2] > end:
             layer.keys = layer.keys.narrow(-2, 0, end)
             layer.values = layer.values.narrow(-2, 0, end)

@@ -186,10 +186,6 @@ class StateLayer(LinearAttentionLayer):
 class HybridLayer(StateLayer, LinearAttentionAndFullAttentionLayer, GrowingLayer):
     """A state, and keys and values, of a layer that has both."""
 
-    def __init__(self, number_of_states: int = 1, **kwargs: Any) -> None:
-        StateLayer.__init__(self, number_of_states, **kwargs)
-        self.buffers, self._known = None, (None, None)
-
 
 _LAYERS: dict[type, Callable[[int], Any]] = {
     DummyLayer: lambda _: DummyLayer(),  # First: it is a `DynamicLayer` before transformers 5.23.
