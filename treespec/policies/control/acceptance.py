@@ -42,8 +42,8 @@ class DraftedTree:
             self.cells.append((rank > 0, bisect(BIN_EDGES, claim) if tree.values else -1))
             self.depths.append(self.depths[above] + 1)
             self.probs.append(self.probs[above] * known.estimate(claim if tree.values else guess, self.cells[-1:]))
-            of_draw = min(self.worth[above], self.probs[above] * known.estimate(guess, [rank > 0]))
-            self.worth.append(of_draw if is_drawn else self.probs[-1])
+            worth = self.probs[above] * known.estimate(guess, [rank > 0]) if is_drawn else self.probs[-1]
+            self.worth.append(min(self.worth[above], worth))
         self.order = sorted(range(1, len(self.parents)), key=lambda node: -self.worth[node])  # Stable: parents first.
 
     def learn(self, known: Calibration, emitted: Sequence[int]) -> None:

@@ -82,13 +82,13 @@ class Times:
         rows = zip(self._sums, observed[:-1], strict=True)
         self._sums = [[FORGETTING * a + one * b for a, b in zip(row, observed, strict=True)] for row, one in rows]
         variance = max(self._errors[0] / self._errors[1], LEAST_ERROR**2)
+        used = seen = [index for index, row in enumerate(self._sums) if row[index]]  # The other coefficients stay.
         pairs = zip(self._sums, self._pull, strict=True)
         system = [[a + variance * b for a, b in zip(*pair, strict=True)] for pair in pairs]
-        used = range(len(system))
         while min(found := solve([[system[i][j] for j in (*used, -1)] for i in used]), default=0.0) < 0:
             used = [index for index, value in zip(used, found, strict=True) if value >= 0]  # The others are zero.
-        known = dict(zip(used, found, strict=True))
-        self.coefficients = [known.get(index, 0.0) for index in range(len(system))]
+        known = dict.fromkeys(seen, 0.0) | dict(zip(used, found, strict=True))
+        self.coefficients = [known.get(index, old) for index, old in enumerate(self.coefficients)]
 
 
 class PassTimes(Times):
